@@ -1,0 +1,49 @@
+# lynx_library(NAME <name> SRCS ... [DEPS ...] [TESTONLY])
+#   Target lynx_<name> with alias lynx::<name>. Includes are always from the repository root:
+#   #include "common/kv/block_pool.h".
+# lynx_binary(NAME <name> SRCS ... [DEPS ...])
+#   Executable in <build>/bin.
+# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABELS ...])
+#   GoogleTest executable, one CTest entry a test case. Label `unit` unless LABELS says otherwise.
+include(GoogleTest)
+
+function(_lynx_compile target)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wconversion -Wshadow
+    $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+    $<$<BOOL:${LYNX_WARNINGS_AS_ERRORS}>:-Werror>)
+endfunction()
+
+function(lynx_library)
+  cmake_parse_arguments(ARG "TESTONLY" "NAME" "SRCS;DEPS" ${ARGN})
+  if(ARG_TESTONLY AND NOT LYNX_BUILD_TESTS)
+    return()
+  endif()
+  add_library(lynx_${ARG_NAME} STATIC ${ARG_SRCS})
+  add_library(lynx::${ARG_NAME} ALIAS lynx_${ARG_NAME})
+  target_link_libraries(lynx_${ARG_NAME} PUBLIC ${ARG_DEPS})
+  _lynx_compile(lynx_${ARG_NAME})
+endfunction()
+
+function(lynx_binary)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS})
+  _lynx_compile(${ARG_NAME})
+endfunction()
+
+function(lynx_test)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  _lynx_compile(${ARG_NAME})
+  set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  gtest_discover_tests(${ARG_NAME}
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 120)
+endfunction()
