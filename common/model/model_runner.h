@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/dtype.h"
+#include "common/kv/kv_arena.h"
+#include "common/kv/kv_layout.h"
+
+namespace lynx::model {
+
+struct ModelSpec;
+
+struct RunnerOptions {
+  std::filesystem::path model_dir;     // A Hugging Face folder.
+  DType compute_dtype = DType::kBf16;  // kF32 or kBf16: what activations round to in a GEMM.
+  DType kv_dtype = DType::kBf16;       // kF32 or kBf16
+  int32_t kv_blocks = 0;               // > 0
+  int32_t max_step_rows = 0;           // > 0: rows of one step; sizes every buffer at load.
+  int32_t max_step_logits = 0;         // > 0: logits rows of one step.
+  int32_t threads = 0;                 // 0: as many as this process may use.
+};
+
+// The rows one sequence contributes to a step: a chunk of its prompt, or one generated token.
+struct SequenceRows {
+  std::span<const TokenId> tokens;      // Not empty; every id in [0, vocab_size).
+  int32_t start = 0;                    // Position of tokens[0]. KV of [0, start) is in `blocks`.
+  std::span<const kv::BlockId> blocks;  // Hold at least start + tokens.size() tokens.
+  int32_t logits_rows = 0;              // Logits wanted for this many last rows; 0..tokens.size().
+  bool decode = false;                  // Phase: a generated token's row (true) or prompt.
+};
+
+// What a step touched, for metrics and benches. Overwritten by the next step.
+struct StepStats {
+  int64_t weight_bytes_read = 0;  // Each active expert counted once.
+  int64_t kv_bytes_read = 0;
+  std::vector<int32_t> active_experts;  // Per layer; 0 for a dense layer.
+};
+
+// Called on the stepping thread as the step proceeds.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // KV of every row is written for layers 0..layer; nothing of the step writes them again. False
+  // abandons the step at once: KV of its rows is then undefined, everything else is untouched.
+  virtual bool OnLayerDone(int32_t layer) = 0;
+};
+
+// Executes forward passes of one model over a paged KV cache.
+//
+// Exactness: within one numeric_class() a row's KV and logits have the same bits whatever other
+// rows share the step, however the prompt was cut into steps, and whether the row came as prompt
+// or as a generated token.
+//
+// Owned and called by one thread at a time; it runs its own worker threads inside Step. The KV
+// arena may be read and written by other threads wherever no running step uses the block.
+class ModelRunner {
+ public:
+  virtual ~ModelRunner() = default;
+
+  // Loads and checks everything a step needs, so that a folder is refused here, never at the first
+  // request: InvalidArgument (config or tensor is wrong; names file, key or tensor, wanted and
+  // found), NotFound (missing file or tensor), Unimplemented (a family or feature we do not serve),
+  // ResourceExhausted (memory).
+  static absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const RunnerOptions& options);
+
+  // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows.
+  //   InvalidArgument  the batch breaks a bound above; nothing was computed.
+  //   Cancelled        the observer abandoned the step.
+  // No allocation per row.
+  virtual absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) = 0;
+
+  // float32 [rows wanted by the last step, vocab_size]; valid until the next Step.
+  virtual std::span<const float> logits() const = 0;
+  virtual const StepStats& stats() const = 0;
+
+  virtual const ModelSpec& spec() const = 0;
+  virtual kv::KvArena& kv() = 0;
+
+  // Names everything that decides the bits of a result (DESIGN 4.1): build, back end, instruction
+  // set, dtypes, parallel layout. Equal strings: equal bits.
+  virtual const std::string& numeric_class() const = 0;
+  // Hex digest of what two nodes must share to exchange KV: model config and weights' identity,
+  // compute and KV dtype, layers, heads, head size, block size. See services' handshake.
+  virtual const std::string& compatibility_hash() const = 0;
+};
+
+}  // namespace lynx::model
