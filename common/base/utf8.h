@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace lynx {
+
+// Length of the well-formed UTF-8 sequence at the start of `text` (1 to 4), or 0 when there is none
+// (empty, malformed, over-long, surrogate, past U+10FFFF, or cut off).
+size_t Utf8SequenceLength(std::string_view text);
+
+bool IsValidUtf8(std::string_view text);
+
+// `text` with U+FFFD for each maximal malformed part, as the Unicode standard recommends
+// (and `bytes.decode("utf-8", "replace")` of Python does).
+std::string ReplaceInvalidUtf8(std::string_view text);
+
+// Appends `text` as the inside of a JSON string; malformed UTF-8 becomes U+FFFD.
+void AppendJsonEscaped(std::string_view text, std::string& out);
+
+}  // namespace lynx
