@@ -25,7 +25,7 @@ void Histogram::Observe(double value) {
 struct Registry::Impl {
   // The library throws on a clash of type or labels; a clash is a bug of ours.
   template <typename Build>
-  auto* Family(const Build& build, const std::string& name) {
+  auto* Family(Build& build, const std::string& name) {
     try {
       return &build.Register(registry);
     } catch (const std::exception& error) {
@@ -42,18 +42,21 @@ Registry::~Registry() = default;
 
 Counter Registry::AddCounter(const std::string& name, const std::string& help,
                              const Labels& labels) {
-  auto* family = impl_->Family(prometheus::BuildCounter().Name(name).Help(help), name);
+  auto builder = prometheus::BuildCounter().Name(name).Help(help);
+  auto* family = impl_->Family(builder, name);
   return Counter(&family->Add(labels));
 }
 
 Gauge Registry::AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
-  auto* family = impl_->Family(prometheus::BuildGauge().Name(name).Help(help), name);
+  auto builder = prometheus::BuildGauge().Name(name).Help(help);
+  auto* family = impl_->Family(builder, name);
   return Gauge(&family->Add(labels));
 }
 
 Histogram Registry::AddHistogram(const std::string& name, const std::string& help,
                                  std::span<const double> bounds, const Labels& labels) {
-  auto* family = impl_->Family(prometheus::BuildHistogram().Name(name).Help(help), name);
+  auto builder = prometheus::BuildHistogram().Name(name).Help(help);
+  auto* family = impl_->Family(builder, name);
   return Histogram(
       &family->Add(labels, prometheus::Histogram::BucketBoundaries(bounds.begin(), bounds.end())));
 }
