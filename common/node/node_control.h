@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/concurrency/event_loop.h"
+#include "common/proto/control.pb.h"
+#include "common/rpc/channel.h"
+
+namespace lynx::node {
+
+// A node's end of the control plane: knows the routers by their heartbeats, answers these with the
+// node's status, hands requests to the role's own logic and notices when a router is gone.
+//
+// Routers are named by incarnation, so a restarted router is a new one and its former sequences are
+// cancelled after the timeout.
+//
+// All calls and callbacks are on the node's EventLoop.
+class NodeControl final : public rpc::Channel::Handler {
+ public:
+  struct Options {
+    Incarnation incarnation = 0;
+    absl::Duration router_timeout = absl::Seconds(10);  // > 0; several heartbeats of a router.
+    int32_t max_routers = 256;  // > 0; heartbeats of more routers are not answered.
+  };
+
+  class Delegate {
+   public:
+    virtual ~Delegate() = default;
+    // Everything the node wants routers to know now.
+    virtual proto::NodeStatus Status() = 0;
+    // reserve, prefill or cancel of a live router, addressed to this incarnation.
+    virtual void OnRequest(Incarnation router, const proto::Envelope& envelope) = 0;
+    // The router went silent for the timeout: nobody is left to hear about its sequences.
+    virtual void OnRouterLost(Incarnation router) = 0;
+    // A heartbeat arrived: what is leased for this router lives on.
+    virtual void OnRouterAlive(Incarnation router) = 0;
+  };
+
+  // All references outlive this object.
+  NodeControl(const Options& options, EventLoop& loop, rpc::Channel& channel, Delegate& delegate);
+  ~NodeControl() override;
+
+  // Starts delivery.
+  void Start();
+
+  // Queues `envelope` (body filled in by the caller) for the router. A router that is gone or stuck
+  // costs the message: its sequences end through OnRouterLost.
+  void Send(Incarnation router, proto::Envelope envelope);
+
+  // Tells every live router the status now: after a change they should not wait a heartbeat for.
+  void BroadcastStatus();
+
+  int32_t routers() const { return static_cast<int32_t>(routers_.size()); }
+
+  void OnMessage(rpc::PeerId peer, proto::Envelope envelope) override;
+
+ private:
+  struct Router {
+    rpc::PeerId peer = 0;
+    absl::Time last_heard;
+  };
+
+  void CheckRouters();
+  void Reply(rpc::PeerId peer, Incarnation router, proto::Envelope envelope);
+
+  const Options options_;
+  EventLoop& loop_;
+  rpc::Channel& channel_;
+  Delegate& delegate_;
+  std::map<Incarnation, Router> routers_;
+  TimerId check_timer_ = 0;
+};
+
+}  // namespace lynx::node

@@ -1,0 +1,58 @@
+#include "common/node/step_executor.h"
+
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace lynx::node {
+
+ThreadStepExecutor::ThreadStepExecutor(EventLoop& loop)
+    : loop_(loop), thread_([this] { Loop(); }) {}
+
+ThreadStepExecutor::~ThreadStepExecutor() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    wake_.NotifyOne();
+  }
+  thread_.join();
+}
+
+void ThreadStepExecutor::Run(std::function<void()> step, std::function<void()> done) {
+  MutexLock lock(mu_);
+  LYNX_CHECK(!busy_);
+  busy_ = true;
+  step_ = std::move(step);
+  done_ = std::move(done);
+  wake_.NotifyOne();
+}
+
+void ThreadStepExecutor::Loop() {
+  for (;;) {
+    std::function<void()> step;
+    std::function<void()> done;
+    {
+      MutexLock lock(mu_);
+      while (!step_ && !stopping_) wake_.Wait(mu_);
+      if (stopping_) return;
+      step = std::exchange(step_, nullptr);
+      done = std::exchange(done_, nullptr);
+    }
+    step();
+    step = nullptr;
+    {
+      MutexLock lock(mu_);
+      busy_ = false;
+    }
+    loop_.Post(std::move(done));
+  }
+}
+
+void InlineStepExecutor::Run(std::function<void()> step, std::function<void()> done) {
+  loop_.Post([step = std::move(step), done = std::move(done)] {
+    step();
+    done();
+  });
+}
+
+}  // namespace lynx::node

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <thread>
+
+#include "common/base/mutex.h"
+#include "common/concurrency/event_loop.h"
+
+namespace lynx::node {
+
+// Runs the steps of an engine, one at a time, away from the loop that decides what they do.
+class StepExecutor {
+ public:
+  virtual ~StepExecutor() = default;
+
+  // Runs `step`, then posts `done` to the loop. Not while another step is running (aborts): the
+  // owner keeps one in flight. Called on the loop.
+  virtual void Run(std::function<void()> step, std::function<void()> done) = 0;
+};
+
+// A thread of its own, so that a long step never holds up heartbeats, cancellations or KV traffic.
+class ThreadStepExecutor final : public StepExecutor {
+ public:
+  explicit ThreadStepExecutor(EventLoop& loop);
+  ~ThreadStepExecutor() override;  // Waits for the running step.
+
+  void Run(std::function<void()> step, std::function<void()> done) override LYNX_EXCLUDES(mu_);
+
+ private:
+  void Loop() LYNX_EXCLUDES(mu_);
+
+  EventLoop& loop_;
+  Mutex mu_;
+  CondVar wake_;
+  std::function<void()> step_ LYNX_GUARDED_BY(mu_);
+  std::function<void()> done_ LYNX_GUARDED_BY(mu_);
+  bool busy_ LYNX_GUARDED_BY(mu_) = false;
+  bool stopping_ LYNX_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// Runs the step on the loop itself: a whole cluster in one thread, under a simulated clock.
+class InlineStepExecutor final : public StepExecutor {
+ public:
+  explicit InlineStepExecutor(EventLoop& loop) : loop_(loop) {}
+  void Run(std::function<void()> step, std::function<void()> done) override;
+
+ private:
+  EventLoop& loop_;
+};
+
+}  // namespace lynx::node
