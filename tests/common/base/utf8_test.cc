@@ -31,7 +31,7 @@ TEST(Utf8Test, OneReplacementForEachMaximalMalformedPart) {
 
 TEST(Utf8Test, JsonEscapesEveryControlCharacterAndNothingElse) {
   std::string out;
-  AppendJsonEscaped(std::string_view("\"\\\n\r\t\0\x1F\x7F\xC3\xA9\xFF/", 13), out);
+  AppendJsonEscaped(std::string_view("\"\\\n\r\t\0\x1F\x7F\xC3\xA9\xFF/", 12), out);
   EXPECT_EQ(out, "\\\"\\\\\\n\\r\\t\\u0000\\u001f\\u007f\xC3\xA9\xEF\xBF\xBD/");
 }
 

@@ -1,0 +1,111 @@
+#include "services/decode/scheduler/decode_scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace lynx::decode {
+namespace {
+
+int32_t BlocksFor(int32_t tokens) { return static_cast<int32_t>(kv::BlocksFor(tokens)); }
+
+}  // namespace
+
+DecodeScheduler::DecodeScheduler(const Options& options) : options_(options) {
+  LYNX_CHECK(options.max_batch > 0 && options.step_rows >= options.max_batch &&
+             options.pool_blocks > 0);
+}
+
+void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t blocks) {
+  LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= blocks);
+  by_age_[next_age_] = {id, {.tokens = tokens, .computed = tokens - 1, .blocks = blocks}};
+  entries_[id] = next_age_++;
+}
+
+void DecodeScheduler::Remove(SequenceId id) {
+  auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  by_age_.erase(it->second);
+  entries_.erase(it);
+}
+
+DecodeScheduler::Step DecodeScheduler::Next(int32_t free_blocks) {
+  Step step;
+  int32_t batch = 0;
+  int32_t rows = options_.step_rows;
+  // Takes blocks from the youngest sequences younger than `age` until `need` are free.
+  const auto make_room = [&](uint64_t age, int32_t need) {
+    for (auto it = by_age_.rbegin(); it != by_age_.rend() && it->first > age && free_blocks < need;
+         ++it) {
+      auto& [id, entry] = it->second;
+      if (entry.blocks == 0) continue;
+      free_blocks += entry.blocks;
+      entry = {.tokens = entry.tokens, .recomputing = true};
+      step.preempt.push_back(id);
+    }
+    return free_blocks >= need;
+  };
+
+  for (auto& [age, sequence] : by_age_) {
+    auto& [id, entry] = sequence;
+    if (batch == options_.max_batch || rows == 0) break;
+    // A preempted sequence comes back with room for all its tokens, so that it does not thrash; one
+    // that decodes needs room for the row it is about to write.
+    const int32_t need = BlocksFor(entry.tokens) - entry.blocks;
+    if (need > 0) {
+      if (!make_room(age, need)) {
+        if (entry.blocks == 0) break;  // Waits for room; those behind it wait too.
+        free_blocks += entry.blocks;
+        entry = {.tokens = entry.tokens, .recomputing = true};
+        step.preempt.push_back(id);
+        break;
+      }
+      free_blocks -= need;
+      entry.blocks += need;
+      step.grow.emplace_back(id, need);
+    }
+    const int32_t missing = entry.tokens - entry.computed;
+    LYNX_CHECK(missing >
+               0);  // A sampled row is answered by OnToken or Remove before the next step.
+    const int32_t count = std::min(rows, missing);
+    step.work.push_back({id, entry.computed, count, entry.recomputing, count == missing});
+    entry.computed += count;
+    if (count == missing) entry.recomputing = false;
+    rows -= count;
+    ++batch;
+  }
+  return step;
+}
+
+void DecodeScheduler::OnToken(SequenceId id) {
+  auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  ++by_age_[it->second].second.tokens;
+}
+
+int32_t DecodeScheduler::headroom_blocks() const {
+  int32_t headroom = 0;
+  for (const auto& [age, sequence] : by_age_) {
+    const Entry& entry = sequence.second;
+    // One more block for each that runs, everything a preempted one must get back.
+    headroom += entry.blocks > 0 ? 1 : BlocksFor(entry.tokens);
+  }
+  return headroom;
+}
+
+int32_t DecodeScheduler::running() const {
+  int32_t ready = 0;
+  for (const auto& [age, sequence] : by_age_) {
+    if (sequence.second.blocks > 0 && !sequence.second.recomputing) ++ready;
+  }
+  return std::min(ready, options_.max_batch);
+}
+
+int32_t DecodeScheduler::preempted() const {
+  int32_t count = 0;
+  for (const auto& [age, sequence] : by_age_) count += sequence.second.recomputing ? 1 : 0;
+  return count;
+}
+
+}  // namespace lynx::decode
