@@ -72,6 +72,7 @@ TEST(DecodeSchedulerTest, MoreThanABatchWaitsItsTurnInOrderOfArrival) {
   EXPECT_EQ(step.work[0].id, 1u);
   EXPECT_EQ(step.work[1].id, 2u);
   scheduler.Remove(1);
+  scheduler.OnToken(2);
   EXPECT_EQ(scheduler.Next(6).work.back().id, 3u);
 }
 

@@ -1,0 +1,37 @@
+# Sourced by demo.sh and test.sh: installs what is missing on a Debian 12 machine.
+#   lynx_install build|test   packages of the system
+#   lynx_venv                 Python packages of the process tests, in .venv
+# Asks the package manager only when something is missing.
+
+LYNX_BUILD_PACKAGES=(
+  g++ cmake ninja-build ccache pkg-config curl
+  libabsl-dev libprotobuf-dev protobuf-compiler libucx-dev libzmq3-dev cppzmq-dev
+  prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libboost1.81-dev
+  libpcre2-dev libicu-dev libxxhash-dev
+)
+LYNX_TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv prometheus)
+
+lynx_install() {
+  local wanted=("${LYNX_BUILD_PACKAGES[@]}") missing=() package
+  if [ "$1" = test ]; then wanted+=("${LYNX_TEST_PACKAGES[@]}"); fi
+  for package in "${wanted[@]}"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' ||
+      missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  echo "installing ${missing[*]}"
+  local sudo=()
+  [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+  "${sudo[@]}" apt-get -q update >/dev/null
+  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get -q install -y --no-install-recommends \
+    "${missing[@]}" >/dev/null
+}
+
+lynx_venv() {
+  local stamp=.venv/requirements.txt
+  cmp -s tests/process/requirements.txt "$stamp" && return 0
+  # The system's interpreter: another one on PATH may lack what its venv module needs.
+  /usr/bin/python3 -m venv --clear .venv
+  .venv/bin/pip install --quiet --disable-pip-version-check -r tests/process/requirements.txt
+  cp tests/process/requirements.txt "$stamp"
+}
