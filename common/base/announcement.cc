@@ -17,7 +17,8 @@ absl::Status WriteAnnouncement(const std::filesystem::path& path,
 absl::StatusOr<Announcement> ReadAnnouncement(const std::filesystem::path& path) {
   LYNX_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, 4096));
   Announcement announcement;
-  for (const std::string line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+  for (const absl::string_view part : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::string line(part);
     if (absl::StartsWith(line, "http=")) {
       announcement.http = line.substr(5);
     } else if (absl::StartsWith(line, "control=")) {
