@@ -3,9 +3,14 @@
 #   #include "common/kv/block_pool.h".
 # lynx_binary(NAME <name> SRCS ... [DEPS ...])
 #   Executable in <build>/bin.
-# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABELS ...])
+# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABELS ...] [THREADS])
 #   GoogleTest executable, one CTest entry a test case. Label `unit` unless LABELS says otherwise.
+#   THREADS: worth running under ThreadSanitizer; adds the label `threads`.
 include(GoogleTest)
+
+# What the sanitizer stages build: every GoogleTest, and those marked THREADS.
+add_custom_target(sanitized_tests)
+add_custom_target(threaded_tests)
 
 function(_lynx_compile target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
@@ -34,13 +39,18 @@ function(lynx_binary)
 endfunction()
 
 function(lynx_test)
-  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "THREADS" "NAME" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   _lynx_compile(${ARG_NAME})
+  add_dependencies(sanitized_tests ${ARG_NAME})
+  if(ARG_THREADS)
+    list(APPEND ARG_LABELS threads)
+    add_dependencies(threaded_tests ${ARG_NAME})
+  endif()
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   gtest_discover_tests(${ARG_NAME}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}

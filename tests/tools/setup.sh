@@ -9,7 +9,7 @@ LYNX_BUILD_PACKAGES=(
   prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libboost1.81-dev
   libpcre2-dev libicu-dev libxxhash-dev
 )
-LYNX_TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv prometheus)
+LYNX_TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv prometheus procps)
 
 lynx_install() {
   local wanted=("${LYNX_BUILD_PACKAGES[@]}") missing=() package

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 to streamed answers: installs what is missing, builds, starts one router, one
+# prefill and one decode node, asks three questions, shows what moved, and stops everything.
+#
+# usage: ./demo.sh [--keep] [--port N]
+#   --keep    leave the cluster running until Ctrl-C
+#   --port N  port of the router (default 8080)
+set -euo pipefail
+cd "$(dirname "$0")"
+
+keep=0
+port=8080
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --keep) keep=1 ;;
+    --port) port="${2:?--port needs a number}"; shift ;;
+    *) sed -n '2,/^set/p' "$0" | grep '^#' | cut -c3-; exit 2 ;;
+  esac
+  shift
+done
+
+source tests/tools/setup.sh
+lynx_install build
+# Tests need more packages; a tree that test.sh has configured keeps them.
+[ -f build/release/CMakeCache.txt ] || cmake --preset release -DLYNX_BUILD_TESTS=OFF >/dev/null
+echo "building (a few minutes the first time)"
+cmake --build --preset release --target lynx lynx-router lynx-prefill lynx-decode | tail -1
+
+bin=build/release/bin
+work=$(mktemp -d)
+up=
+stop() {
+  if [ -n "$up" ] && kill -0 "$up" 2>/dev/null; then
+    kill -TERM "$up"
+    wait "$up" || true
+  fi
+  rm -rf "$work"
+}
+trap stop EXIT
+
+"$bin/lynx" up --model models/lynx-tiny-moe --port "$port" --announce "$work/cluster" 2>"$work/log" &
+up=$!
+until [ -s "$work/cluster" ]; do
+  if ! kill -0 "$up" 2>/dev/null; then
+    tail -20 "$work/log" >&2
+    exit 1
+  fi
+  sleep 0.1
+done
+url=$(sed -n 's/^router=//p' "$work/cluster")
+
+for question in "What is 58+27?" "Sort: 42 7 19 88" "What day comes after Friday?"; do
+  printf '\n> %s\n' "$question"
+  "$bin/lynx" chat --url "$url" --message "$question" --stats
+done
+
+printf '\nKV hand-off from prefill to decode:\n'
+decode=$(sed -n 's/^decode-0=//p' "$work/cluster")
+curl -fsS "$decode/metrics" | awk '
+  /^lynx_kv_transfers_total\{/ && /direction="recv"/ && /result="ok"/ && $2 > 0 {
+    match($0, /transport="[^"]*"/); name = substr($0, RSTART + 11, RLENGTH - 12); transfers = $2 }
+  /^lynx_kv_transfer_bytes_total\{/ && /direction="recv"/ && $2 > 0 { bytes = $2 }
+  END {
+    if (transfers == 0) { print "  nothing moved"; exit 1 }
+    printf "  %d hand-offs over UCX (%s), %d bytes of KV\n", transfers, name, bytes }'
+
+if [ "$keep" = 1 ]; then
+  printf '\nrunning at %s; Ctrl-C stops it\n' "$url"
+  trap 'stop; exit 0' INT TERM
+  wait "$up"
+  exit
+fi
+kill -TERM "$up"
+wait "$up" || { echo "the cluster did not stop cleanly" >&2; tail -20 "$work/log" >&2; exit 1; }
+up=
+printf '\nstopped\n'

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Builds and runs every test. Installs what is missing (Debian packages, Python packages in .venv).
+#
+# usage: ./test.sh [--long] [--stage NAME]...
+#   --stage  release  build with warnings, unit, integration and golden tests
+#            asan     unit and integration tests under AddressSanitizer and UBSan
+#            tsan     tests of what runs on several threads, under ThreadSanitizer
+#            process  the real binaries, driven from outside
+#   --long   the long forms: more seeds, more rounds
+set -euo pipefail
+cd "$(dirname "$0")"
+
+stages=()
+export LYNX_LONG=0
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --long) LYNX_LONG=1 ;;
+    --stage) stages+=("${2:?--stage needs a name}"); shift ;;
+    *) sed -n '2,/^set/p' "$0" | grep '^#' | cut -c3-; exit 2 ;;
+  esac
+  shift
+done
+[ ${#stages[@]} -gt 0 ] || stages=(release asan tsan process)
+
+source tests/tools/setup.sh
+lynx_install test
+strict=OFF
+[ -z "${LYNX_CI:-}" ] || strict=ON
+
+build() {  # preset, target
+  cmake --preset "$1" -DLYNX_BUILD_TESTS=ON -DLYNX_WARNINGS_AS_ERRORS=$strict >/dev/null
+  cmake --build --preset "$1" --target "$2" | tail -1
+}
+run_tests() {  # preset, label expression
+  ctest --preset "$1" -L "$2" --no-tests=error -j "$(nproc)"
+}
+
+stage_release() { build release all && run_tests release 'unit|integration|golden'; }
+stage_asan() { build asan sanitized_tests && run_tests asan 'unit|integration'; }
+stage_tsan() { build tsan threaded_tests && run_tests tsan threads; }
+stage_process() {
+  build release all
+  lynx_venv
+  .venv/bin/python -m pytest -q -p no:cacheprovider tests/process
+}
+# Minutes each stage may take in its short form.
+declare -A cap=([release]=12 [asan]=7 [tsan]=6 [process]=8)
+
+passed=0
+failed=0
+for stage in "${stages[@]}"; do
+  [ -n "${cap[$stage]:-}" ] || { echo "no stage '$stage'" >&2; exit 2; }
+  printf '\n== %s\n' "$stage"
+  start=$SECONDS
+  limit=$((cap[$stage] * 60))
+  [ "$LYNX_LONG" = 0 ] || limit=$((limit * 10))
+  # A subshell in a process group of its own, so that the cap ends whatever the stage started.
+  set -m
+  (set -e; "stage_$stage") &
+  worker=$!
+  set +m
+  (sleep "$limit" && echo "stage $stage is over its cap of $limit s" && kill -TERM -- "-$worker") &
+  watchdog=$!
+  if wait "$worker"; then result=passed; passed=$((passed + 1)); else result=FAILED; failed=$((failed + 1)); fi
+  pkill -P "$watchdog" 2>/dev/null || true
+  kill "$watchdog" 2>/dev/null || true
+  wait "$watchdog" 2>/dev/null || true
+  printf '== %s %s in %d s\n' "$stage" "$result" $((SECONDS - start))
+done
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
