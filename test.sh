@@ -35,8 +35,8 @@ run_tests() {  # preset, label expression
   ctest --preset "$1" -L "$2" --no-tests=error -j "$(nproc)"
 }
 
-stage_release() { build release all && run_tests release 'unit|integration|golden'; }
-stage_asan() { build asan sanitized_tests && run_tests asan 'unit|integration'; }
+stage_release() { build release all && run_tests release 'unit|integration|golden|fault'; }
+stage_asan() { build asan sanitized_tests && run_tests asan 'unit|integration|golden|fault'; }
 stage_tsan() { build tsan threaded_tests && run_tests tsan threads; }
 stage_process() {
   build release all

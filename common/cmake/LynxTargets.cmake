@@ -3,9 +3,10 @@
 #   #include "common/kv/block_pool.h".
 # lynx_binary(NAME <name> SRCS ... [DEPS ...])
 #   Executable in <build>/bin.
-# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABELS ...] [THREADS])
-#   GoogleTest executable, one CTest entry a test case. Label `unit` unless LABELS says otherwise.
-#   THREADS: worth running under ThreadSanitizer; adds the label `threads`.
+# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABEL <label>] [THREADS])
+#   GoogleTest executable, one CTest entry a test case. LABEL is unit (the default), integration,
+#   golden or fault. THREADS: worth running under ThreadSanitizer; the label becomes
+#   <label>-threads, since gtest_discover_tests takes no list of labels. Select with ctest -L.
 include(GoogleTest)
 
 # What the sanitizer stages build: every GoogleTest, and those marked THREADS.
@@ -39,21 +40,21 @@ function(lynx_binary)
 endfunction()
 
 function(lynx_test)
-  cmake_parse_arguments(ARG "THREADS" "NAME" "SRCS;DEPS;LABELS" ${ARGN})
-  if(NOT ARG_LABELS)
-    set(ARG_LABELS unit)
+  cmake_parse_arguments(ARG "THREADS" "NAME;LABEL" "SRCS;DEPS" ${ARGN})
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   _lynx_compile(${ARG_NAME})
   add_dependencies(sanitized_tests ${ARG_NAME})
   if(ARG_THREADS)
-    list(APPEND ARG_LABELS threads)
+    string(APPEND ARG_LABEL -threads)
     add_dependencies(threaded_tests ${ARG_NAME})
   endif()
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   gtest_discover_tests(${ARG_NAME}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 120)
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 120)
 endfunction()
