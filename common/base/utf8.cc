@@ -7,14 +7,10 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Number of leading bytes of `text` that are a prefix of some well-formed sequence, and whether
-// they are a whole one. Bounds of the second byte: Unicode 15, table 3-7.
-struct Prefix {
-  size_t length;
-  bool complete;
-};
+}  // namespace
 
-Prefix WellFormedPrefix(std::string_view text) {
+// Bounds of the second byte: Unicode 15, table 3-7.
+Utf8Prefix WellFormedUtf8Prefix(std::string_view text) {
   if (text.empty()) return {0, false};
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -43,10 +39,8 @@ Prefix WellFormedPrefix(std::string_view text) {
   return {want, true};
 }
 
-}  // namespace
-
 size_t Utf8SequenceLength(std::string_view text) {
-  const Prefix prefix = WellFormedPrefix(text);
+  const Utf8Prefix prefix = WellFormedUtf8Prefix(text);
   return prefix.complete ? prefix.length : 0;
 }
 
@@ -63,7 +57,7 @@ std::string ReplaceInvalidUtf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const Prefix prefix = WellFormedPrefix(text);
+    const Utf8Prefix prefix = WellFormedUtf8Prefix(text);
     if (prefix.complete) {
       out.append(text.substr(0, prefix.length));
       text.remove_prefix(prefix.length);
@@ -81,7 +75,7 @@ void AppendJsonEscaped(std::string_view text, std::string& out) {
     const char c = text[0];
     const auto byte = static_cast<uint8_t>(c);
     if (byte >= 0x80) {
-      const Prefix prefix = WellFormedPrefix(text);
+      const Utf8Prefix prefix = WellFormedUtf8Prefix(text);
       out.append(prefix.complete ? text.substr(0, prefix.length) : kReplacement);
       text.remove_prefix(prefix.length == 0 ? 1 : prefix.length);
       continue;

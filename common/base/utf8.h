@@ -6,6 +6,15 @@
 
 namespace lynx {
 
+// The longest start of `text` that begins some well-formed sequence, and whether it is a whole one.
+// {n, false} with n == text.size() > 0: more bytes may complete it. {0, false}: empty, or a byte
+// that can start nothing.
+struct Utf8Prefix {
+  size_t length;
+  bool complete;
+};
+Utf8Prefix WellFormedUtf8Prefix(std::string_view text);
+
 // Length of the well-formed UTF-8 sequence at the start of `text` (1 to 4), or 0 when there is none
 // (empty, malformed, over-long, surrogate, past U+10FFFF, or cut off).
 size_t Utf8SequenceLength(std::string_view text);

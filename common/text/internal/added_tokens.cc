@@ -1,0 +1,122 @@
+#include "common/text/internal/added_tokens.h"
+
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lynx::text::internal {
+namespace {
+
+// \w of the reference: letters and other alphabetic, marks, digits, connectors, joiners.
+bool IsWordChar(UChar32 c) {
+  const uint32_t mask = U_GET_GC_MASK(c);
+  return u_hasBinaryProperty(c, UCHAR_ALPHABETIC) || u_hasBinaryProperty(c, UCHAR_JOIN_CONTROL) ||
+         (mask & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0;
+}
+
+UChar32 FirstChar(std::string_view text, int32_t& length) {
+  UChar32 c = 0;
+  length = 0;
+  U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(text.data()), length,
+                  static_cast<int32_t>(text.size()), c);
+  return c;
+}
+
+UChar32 LastChar(std::string_view text, int32_t& length) {
+  UChar32 c = 0;
+  auto end = static_cast<int32_t>(text.size());
+  U8_PREV_OR_FFFD(reinterpret_cast<const uint8_t*>(text.data()), 0, end, c);
+  length = static_cast<int32_t>(text.size()) - end;
+  return c;
+}
+
+size_t TrailingSpace(std::string_view text) {
+  const size_t size = text.size();
+  while (!text.empty()) {
+    int32_t length = 0;
+    if (!u_isUWhiteSpace(LastChar(text, length))) break;
+    text.remove_suffix(static_cast<size_t>(length));
+  }
+  return size - text.size();
+}
+
+size_t LeadingSpace(std::string_view text) {
+  const size_t size = text.size();
+  while (!text.empty()) {
+    int32_t length = 0;
+    if (!u_isUWhiteSpace(FirstChar(text, length))) break;
+    text.remove_prefix(static_cast<size_t>(length));
+  }
+  return size - text.size();
+}
+
+bool TouchesWord(std::string_view before, std::string_view after) {
+  int32_t length = 0;
+  return (!before.empty() && IsWordChar(LastChar(before, length))) ||
+         (!after.empty() && IsWordChar(FirstChar(after, length)));
+}
+
+}  // namespace
+
+AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens,
+                                   const std::vector<std::string>& spellings)
+    : tokens_(std::move(tokens)), ends_(1, -1) {
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    if (spellings[i].empty()) continue;
+    uint32_t node = 0;
+    for (const char c : spellings[i]) {
+      const uint64_t key = (uint64_t{node} << 8) | static_cast<uint8_t>(c);
+      const auto [edge, is_new] = edges_.try_emplace(key, static_cast<uint32_t>(ends_.size()));
+      if (is_new) ends_.push_back(-1);
+      node = edge->second;
+    }
+    if (ends_[node] < 0) ends_[node] = static_cast<int32_t>(i);
+    starts_[static_cast<uint8_t>(spellings[i][0])] = true;
+  }
+}
+
+int32_t AddedTokenFinder::LongestAt(std::string_view text, size_t& length) const {
+  int32_t found = -1;
+  uint32_t node = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto edge = edges_.find((uint64_t{node} << 8) | static_cast<uint8_t>(text[i]));
+    if (edge == edges_.end()) break;
+    node = edge->second;
+    if (ends_[node] >= 0) {
+      found = ends_[node];
+      length = i + 1;
+    }
+  }
+  return found;
+}
+
+std::vector<AddedTokenFinder::Range> AddedTokenFinder::Find(std::string_view text) const {
+  std::vector<Range> ranges;
+  size_t covered = 0;
+  for (size_t at = 0; at < text.size();) {
+    size_t length = 0;
+    const int32_t index =
+        starts_[static_cast<uint8_t>(text[at])] ? LongestAt(text.substr(at), length) : -1;
+    if (index < 0) {
+      ++at;
+      continue;
+    }
+    const AddedToken& token = tokens_[static_cast<size_t>(index)];
+    size_t begin = at;
+    size_t end = at + length;
+    at = end;
+    if (token.single_word && TouchesWord(text.substr(0, begin), text.substr(end))) continue;
+    // White space that the previous token took along is not taken twice.
+    if (token.lstrip) begin = std::max(begin - TrailingSpace(text.substr(0, begin)), covered);
+    if (token.rstrip) end += LeadingSpace(text.substr(end));
+    if (covered < begin) ranges.push_back({covered, begin, -1});
+    ranges.push_back({begin, end, token.id});
+    covered = end;
+  }
+  if (covered < text.size()) ranges.push_back({covered, text.size(), -1});
+  return ranges;
+}
+
+}  // namespace lynx::text::internal

@@ -1,0 +1,104 @@
+#include "common/text/internal/json_file.h"
+
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/json_shape.h"
+#include "common/base/status_macros.h"
+#include "common/base/utf8.h"
+
+namespace lynx::text::internal {
+namespace {
+
+// A vocabulary of 10^6 entries with its merges as pairs stays below.
+constexpr int64_t kMaxElements = 16'000'000;
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, int64_t max_bytes) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path.string(), ": no such file"));
+  }
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const int64_t size = file ? static_cast<int64_t>(file.tellg()) : -1;
+  if (size < 0) return absl::NotFoundError(absl::StrCat(path.string(), ": cannot be opened"));
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": ", size, " bytes, over the limit of ", max_bytes));
+  }
+  std::string content(static_cast<size_t>(size), '\0');
+  file.seekg(0);
+  if (!file.read(content.data(), size)) {
+    return absl::DataLossError(absl::StrCat(path.string(), ": could not be read whole"));
+  }
+  return content;
+}
+
+absl::StatusOr<Json> ReadJsonObject(const std::filesystem::path& path, int64_t max_bytes) {
+  LYNX_ASSIGN_OR_RETURN(const std::string content, ReadBoundedFile(path, max_bytes));
+  if (absl::Status shape = CheckJsonShape(content, kMaxJsonDepth, kMaxElements); !shape.ok()) {
+    return BadJson(path.string(), std::string(shape.message()));
+  }
+  try {
+    Json parsed = Json::parse(content);
+    if (!parsed.is_object()) return BadJson(path.string(), "the root is not an object");
+    return parsed;
+  } catch (const Json::exception& e) {
+    return BadJson(path.string(), ReplaceInvalidUtf8(e.what()));
+  }
+}
+
+absl::Status BadJson(std::string_view place, std::string_view message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(absl::string_view(place.data(), place.size()), ": ",
+                   absl::string_view(message.data(), message.size())));
+}
+
+const Json* FindField(const Json& object, std::string_view key) {
+  if (!object.is_object()) return nullptr;
+  const auto it = object.find(key);
+  return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+
+absl::StatusOr<std::string> StringField(const Json& object, std::string_view key,
+                                        std::string_view place) {
+  const Json* field = FindField(object, key);
+  if (field == nullptr || !field->is_string()) {
+    return BadJson(place, "'" + std::string(key) + "' must be a string");
+  }
+  return field->get<std::string>();
+}
+
+absl::StatusOr<bool> BoolField(const Json& object, std::string_view key, bool absent,
+                               std::string_view place) {
+  const Json* field = FindField(object, key);
+  if (field == nullptr) return absent;
+  if (!field->is_boolean()) return BadJson(place, "'" + std::string(key) + "' must be a boolean");
+  return field->get<bool>();
+}
+
+absl::StatusOr<int64_t> IntField(const Json& object, std::string_view key, int64_t absent,
+                                 std::string_view place) {
+  const Json* field = FindField(object, key);
+  if (field == nullptr) return absent;
+  if (!field->is_number_integer()) {
+    return BadJson(place, "'" + std::string(key) + "' must be an integer");
+  }
+  return field->get<int64_t>();
+}
+
+absl::StatusOr<int32_t> ToTokenId(const Json& value, std::string_view place) {
+  if (!value.is_number_integer()) return BadJson(place, "a token id must be an integer");
+  // get<int64_t>() of an unsigned value past int64 turns negative, which is refused below.
+  const int64_t id = value.get<int64_t>();
+  if (id < 0 || id > kMaxTokenId) {
+    return BadJson(place,
+                   "token id " + value.dump() + " is outside 0.." + std::to_string(kMaxTokenId));
+  }
+  return static_cast<int32_t>(id);
+}
+
+}  // namespace lynx::text::internal

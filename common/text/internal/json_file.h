@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+// Bounded, checked reading of the JSON files of a model folder. No exception of the JSON library
+// leaves these functions.
+namespace lynx::text::internal {
+
+using Json = nlohmann::json;
+
+// The whole file. NotFound when there is none, InvalidArgument above `max_bytes`.
+absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, int64_t max_bytes);
+
+// Parses a file whose root is an object. Errors name the file and the place.
+absl::StatusOr<Json> ReadJsonObject(const std::filesystem::path& path, int64_t max_bytes);
+
+// "`place`: `message`", InvalidArgument.
+absl::Status BadJson(std::string_view place, std::string_view message);
+
+// Field access with a type check. An absent or null optional field gives the default; `place` is
+// the path of `object`, for errors.
+absl::StatusOr<std::string> StringField(const Json& object, std::string_view key,
+                                        std::string_view place);
+absl::StatusOr<bool> BoolField(const Json& object, std::string_view key, bool absent,
+                               std::string_view place);
+absl::StatusOr<int64_t> IntField(const Json& object, std::string_view key, int64_t absent,
+                                 std::string_view place);
+// The member, or null when it is absent or JSON null.
+const Json* FindField(const Json& object, std::string_view key);
+
+// A token id: an integer in [0, kMaxTokenId].
+inline constexpr int64_t kMaxTokenId = (int64_t{1} << 24) - 1;
+absl::StatusOr<int32_t> ToTokenId(const Json& value, std::string_view place);
+
+}  // namespace lynx::text::internal

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/text/internal/added_tokens.h"
+#include "common/text/internal/bpe.h"
+#include "common/text/internal/normalizer.h"
+#include "common/text/internal/piece_decoder.h"
+#include "common/text/internal/pre_tokenizer.h"
+#include "common/text/tokenizer.h"
+
+namespace lynx::text {
+
+// What the tokenizer and its incremental detokenizers share.
+struct Tokenizer::Impl {
+  struct Token {
+    internal::TokenPiece piece;
+    bool exists = false;
+    bool special = false;
+  };
+
+  std::unique_ptr<internal::Normalizer> normalizer;
+  std::unique_ptr<internal::PreTokenizer> pre_tokenizer;
+  std::unique_ptr<internal::Bpe> model;
+  std::unique_ptr<internal::PieceDecoder> decoder;
+  internal::AddedTokenFinder raw_tokens;         // Searched before normalisation.
+  internal::AddedTokenFinder normalized_tokens;  // And after.
+  absl::flat_hash_map<std::string, int32_t> added_ids;
+  std::vector<Token> tokens;  // By id.
+  std::vector<int32_t> prefix_ids;
+  std::vector<int32_t> suffix_ids;
+
+  // Null for an id that names no token.
+  const Token* Find(int32_t id) const {
+    const auto index = static_cast<size_t>(id);
+    return id >= 0 && index < tokens.size() && tokens[index].exists ? &tokens[index] : nullptr;
+  }
+};
+
+}  // namespace lynx::text
