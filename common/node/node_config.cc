@@ -1,0 +1,43 @@
+#include "common/node/node_config.h"
+
+#include "common/config/flag_set.h"
+
+namespace lynx::node {
+
+void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
+  flags.AddString("model", &config.model, "Hugging Face model folder (required)");
+  flags.AddString("served-model-name", &config.served_model_name,
+                  "name of the model towards routers; empty takes the folder's name");
+  flags.AddString("control", &config.control,
+                  "host:port of the control plane; port 0 picks a free one");
+  flags.AddString("http", &config.http,
+                  "host:port of health pages and metrics; port 0 picks a free one");
+  flags.AddString("announce", &config.announce,
+                  "file to write the bound addresses to once they are known");
+  flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
+                  "least severe lines to log");
+  flags.AddChoice("device", &config.device, {"cpu"}, "what computes");
+  flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
+                  "precision that activations are rounded to; equal on all nodes of a cluster");
+  flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},
+                  "precision of the KV cache; auto takes the compute precision");
+  flags.AddInt("threads", &config.threads, {0, 4096},
+               "compute threads; 0 takes every CPU this process may use");
+  flags.AddBytes("kv-memory", &config.kv_memory_bytes, {1 << 20},
+                 "memory for the KV cache; never less than one context needs");
+  flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},
+               "blocks of the KV cache; 0 derives them from kv-memory");
+  flags.AddInt("step-rows", &config.step_rows, {1, 65536},
+               "most tokens a step computes: the size of a prompt's chunks");
+  flags.AddString(
+      "ucx-tls", &config.ucx_tls,
+      "UCX transports for KV; those without peer error handling need an operator's eye");
+  flags.AddString("ucx-net-devices", &config.ucx_net_devices,
+                  "UCX network devices for KV, e.g. eth0 or mlx5_0:1; empty lets UCX choose");
+  flags.AddDuration("router-timeout", &config.router_timeout, {absl::Milliseconds(200)},
+                    "cancel the sequences of a router that was silent for so long");
+  flags.AddDuration("drain-timeout", &config.drain_timeout, {},
+                    "after SIGTERM, how long running sequences may take to finish");
+}
+
+}  // namespace lynx::node

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace lynx::config {
+class FlagSet;
+}
+
+namespace lynx::node {
+
+// Options that prefill and decode nodes share. Ranges and help texts: AddNodeFlags().
+struct NodeConfig {
+  std::string model;
+  std::string served_model_name;
+  std::string control = "0.0.0.0:9100";
+  std::string http = "0.0.0.0:9400";
+  std::string announce;
+  std::string log_level = "info";
+
+  std::string device = "cpu";
+  std::string compute_dtype = "bf16";
+  std::string kv_dtype = "auto";
+  int32_t threads = 0;
+  int64_t kv_memory_bytes = int64_t{1} << 30;
+  int32_t kv_blocks = 0;
+  int32_t step_rows = 512;
+
+  std::string ucx_tls = "tcp";
+  std::string ucx_net_devices;
+  absl::Duration router_timeout = absl::Seconds(10);
+  absl::Duration drain_timeout = absl::Seconds(60);
+};
+
+// Declares them; `config` outlives the parse.
+void AddNodeFlags(config::FlagSet& flags, NodeConfig& config);
+
+}  // namespace lynx::node

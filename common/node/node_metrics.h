@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/proto/control.pb.h"
+#include "common/telemetry/metrics.h"
+
+namespace lynx::node {
+
+// The families every node exports (docs/metrics.md): lynx_node_* and lynx_kv_*. All series exist
+// from the start. Thread-safe.
+class NodeMetrics {
+ public:
+  enum class FinishReason { kStop, kLength, kAbort, kError, kHandOff };
+
+  // `phase` is "prefill" or "decode". `registry` outlives this object.
+  NodeMetrics(telemetry::Registry& registry, const std::string& phase,
+              const std::string& model_name);
+
+  void SetState(proto::NodeState state);
+  void SetLoad(int64_t running, int64_t waiting);
+  // Blocks free, in use by sequences, and promised to hand-offs not yet adopted.
+  void SetBlocks(int64_t free, int64_t used, int64_t reserved);
+  void SetCapacityBlocks(int64_t blocks);
+
+  void OnStep(int64_t sequences, int64_t rows, double seconds);
+  void OnFinished(FinishReason reason);
+
+  telemetry::Histogram queue_seconds;
+  telemetry::Histogram release_seconds;  // Cancellation received to blocks returned.
+  telemetry::Counter prompt_tokens_computed;
+  telemetry::Counter prompt_tokens_transferred;
+  telemetry::Counter output_tokens;
+  telemetry::Counter preemptions;
+  telemetry::Counter bad_logits;
+  telemetry::Histogram active_experts;
+  telemetry::Gauge startup_seconds;
+
+ private:
+  telemetry::Gauge states_[4];
+  telemetry::Gauge running_;
+  telemetry::Gauge waiting_;
+  telemetry::Gauge blocks_free_;
+  telemetry::Gauge blocks_used_;
+  telemetry::Gauge blocks_reserved_;
+  telemetry::Gauge capacity_;
+  telemetry::Gauge usage_;
+  telemetry::Gauge last_step_;
+  telemetry::Histogram batch_;
+  telemetry::Histogram step_tokens_;
+  telemetry::Histogram step_seconds_;
+  telemetry::Counter finished_[5];
+};
+
+}  // namespace lynx::node

@@ -1,0 +1,71 @@
+#include "common/node/stop_signal.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdlib>
+
+#include "common/telemetry/log.h"
+
+namespace lynx::node {
+namespace {
+
+sigset_t StopSet() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+}  // namespace
+
+StopSignal::StopSignal() {
+  const sigset_t set = StopSet();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // A peer that closes its socket is an error of that call, not the end of the process.
+  signal(SIGPIPE, SIG_IGN);
+  thread_ = std::thread([this] { Watch(); });
+}
+
+StopSignal::~StopSignal() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  // Wakes the watching thread; harmless to others, which have the signal blocked.
+  pthread_kill(thread_.native_handle(), SIGTERM);
+  thread_.join();
+}
+
+void StopSignal::Arm() {
+  MutexLock lock(mu_);
+  armed_ = true;
+}
+
+void StopSignal::Wait() {
+  MutexLock lock(mu_);
+  while (!signalled_) changed_.Wait(mu_);
+}
+
+void StopSignal::Watch() {
+  const sigset_t set = StopSet();
+  for (;;) {
+    int signal_number = 0;
+    sigwait(&set, &signal_number);
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    if (!armed_) {
+      telemetry::LogInfo("stopped while starting");
+      std::_Exit(0);
+    }
+    if (signalled_) {
+      telemetry::LogWarning("second signal, ending without drain");
+      std::_Exit(1);
+    }
+    signalled_ = true;
+    changed_.NotifyAll();
+  }
+}
+
+}  // namespace lynx::node

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "common/base/mutex.h"
+
+namespace lynx::node {
+
+// SIGINT and SIGTERM as an event. Construct first thing in main(), before any thread starts, so
+// that every thread inherits the blocked signals.
+//
+// Until Arm() a signal ends the process at once with status 0: nothing has begun that would need
+// care. After it the first signal makes Wait() return, and a second one ends the process at once
+// with status 1.
+class StopSignal {
+ public:
+  StopSignal();
+  ~StopSignal();
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+
+  void Arm() LYNX_EXCLUDES(mu_);
+  // Blocks until a signal came after Arm().
+  void Wait() LYNX_EXCLUDES(mu_);
+
+ private:
+  void Watch() LYNX_EXCLUDES(mu_);
+
+  Mutex mu_;
+  CondVar changed_;
+  bool armed_ LYNX_GUARDED_BY(mu_) = false;
+  bool signalled_ LYNX_GUARDED_BY(mu_) = false;
+  bool stopping_ LYNX_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace lynx::node
