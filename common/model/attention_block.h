@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/kv/kv_arena.h"
+#include "common/model/model_spec.h"
+#include "common/model/model_weights.h"
+#include "kernels/attention/paged_attention_args.h"
+#include "kernels/core/exec_context.h"
+#include "kernels/kv/kv_write_args.h"
+#include "kernels/rope/rope_table.h"
+
+namespace lynx::model {
+
+// Where the rows of one step stand. All spans have one entry a row.
+struct RowPlaces {
+  std::span<const int32_t> positions;
+  std::span<const kernels::AttentionRow> attention;
+  std::span<const kernels::KvSlot> slots;
+};
+
+// The attention half of a decoder layer:
+//   h += o_proj(attention(rope(norm(q_proj(norm(h)))), ...))
+// Owns the buffers that all layers of a model take turns in. One call at a time.
+class AttentionBlock {
+ public:
+  // Positions [0, positions) can be run.
+  AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions, bool round_bf16);
+
+  // Writes KV of every row into `layer` of `kv`, then updates `hidden` [rows, hidden_size].
+  absl::Status Run(const AttentionWeights& weights, const RowPlaces& rows, int32_t layer,
+                   kv::KvArena& kv, float* hidden, const kernels::ExecContext& ctx);
+
+ private:
+  const ModelSpec& spec_;  // Outlives this.
+  const bool round_bf16_;
+  const int64_t positions_;
+  const kernels::RopeTable rope_;
+  std::vector<float> normed_;    // [max_rows, hidden]
+  std::vector<float> q_;         // [max_rows, query_heads, head_dim]
+  std::vector<float> k_;         // [max_rows, kv_heads, head_dim]
+  std::vector<float> v_;         // [max_rows, kv_heads, head_dim]
+  std::vector<float> attended_;  // [max_rows, query_heads, head_dim]
+};
+
+}  // namespace lynx::model

@@ -1,0 +1,305 @@
+#include <gnu/libc-version.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/model/attention_block.h"
+#include "common/model/compatibility.h"
+#include "common/model/feed_forward_block.h"
+#include "common/model/model_runner.h"
+#include "common/model/model_spec.h"
+#include "common/model/model_weights.h"
+#include "common/model/safetensors.h"
+#include "kernels/core/cpu_limit.h"
+#include "kernels/core/exec_context.h"
+#include "kernels/core/float_convert.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/norm/rms_norm.h"
+
+namespace lynx::model {
+namespace {
+
+// Raised with every change that may change a bit of any result.
+constexpr int kNumericsRevision = 1;
+
+class CpuModelRunner : public ModelRunner {
+ public:
+  CpuModelRunner(const RunnerOptions& options, ModelSpec spec, SafetensorsFolder folder,
+                 ModelWeights weights, std::unique_ptr<kv::KvArena> kv)
+      : spec_(std::move(spec)),
+        folder_(std::move(folder)),
+        weights_(std::move(weights)),
+        kv_(std::move(kv)),
+        max_rows_(options.max_step_rows),
+        max_logits_(options.max_step_logits),
+        max_positions_(MaxPositions(options, spec_)),
+        round_bf16_(options.compute_dtype == DType::kBf16),
+        team_(options.threads > 0 ? options.threads : kernels::UsableCpus()),
+        ctx_{.backend = kernels::Backend::kCpu, .isa = kernels::BestIsa(), .team = &team_},
+        attention_(spec_, max_rows_, max_positions_, round_bf16_),
+        feed_forward_(spec_, max_rows_, round_bf16_) {
+    const auto rows = static_cast<size_t>(max_rows_);
+    const auto hidden = static_cast<size_t>(spec_.hidden_size);
+    tokens_.reserve(rows);
+    positions_.reserve(rows);
+    attention_rows_.reserve(rows);
+    slots_.reserve(rows);
+    wanted_.reserve(static_cast<size_t>(max_logits_));
+    hidden_.resize(rows * hidden);
+    final_.resize(static_cast<size_t>(max_logits_) * hidden);
+    logits_.resize(static_cast<size_t>(max_logits_) * static_cast<size_t>(spec_.vocab_size));
+    stats_.active_experts.reserve(static_cast<size_t>(spec_.layers));
+    numeric_class_ = absl::StrCat("cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-",
+                                  kNumericsRevision, "/libc-", gnu_get_libc_version(), "/compute-",
+                                  std::string(Name(options.compute_dtype)), "/kv-",
+                                  std::string(Name(options.kv_dtype)), "/tp1/ep1");
+    compatibility_hash_ =
+        CompatibilityHash(spec_, folder_, options.compute_dtype, options.kv_dtype);
+  }
+
+  absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) override;
+
+  std::span<const float> logits() const override {
+    return std::span<const float>(logits_).first(wanted_.size() *
+                                                 static_cast<size_t>(spec_.vocab_size));
+  }
+  const StepStats& stats() const override { return stats_; }
+  const ModelSpec& spec() const override { return spec_; }
+  kv::KvArena& kv() override { return *kv_; }
+  const std::string& numeric_class() const override { return numeric_class_; }
+  const std::string& compatibility_hash() const override { return compatibility_hash_; }
+
+ private:
+  // A position needs an angle only where KV could hold it.
+  static int64_t MaxPositions(const RunnerOptions& options, const ModelSpec& spec) {
+    return std::min<int64_t>(spec.max_positions, int64_t{options.kv_blocks} * kv::kBlockTokens);
+  }
+
+  absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
+  void PlaceRows(std::span<const SequenceRows> batch);
+  void Embed();
+  absl::Status ComputeLogits();
+
+  const ModelSpec spec_;
+  const SafetensorsFolder folder_;  // weights_ points into it.
+  const ModelWeights weights_;
+  const std::unique_ptr<kv::KvArena> kv_;
+  const int64_t max_rows_;
+  const int64_t max_logits_;
+  const int64_t max_positions_;
+  const bool round_bf16_;
+  kernels::ThreadTeam team_;
+  const kernels::ExecContext ctx_;
+  AttentionBlock attention_;
+  FeedForwardBlock feed_forward_;
+  moe::ExactPolicy policy_;
+  std::string numeric_class_;
+  std::string compatibility_hash_;
+
+  // Of the current step; one entry a row.
+  std::vector<TokenId> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<kernels::AttentionRow> attention_rows_;
+  std::vector<kernels::KvSlot> slots_;
+  std::vector<int32_t> wanted_;  // Rows whose logits are wanted.
+  std::vector<float> hidden_;    // [max_rows, hidden]: the residual stream, float32.
+  std::vector<float> final_;     // [max_logits, hidden]
+  std::vector<float> logits_;    // [max_logits, vocab]
+  StepStats stats_;
+};
+
+absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) const {
+  int64_t rows = 0;
+  int64_t logits = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const SequenceRows& sequence = batch[i];
+    auto wrong = [i](auto... what) {
+      return absl::InvalidArgumentError(absl::StrCat("sequence ", i, " of the step: ", what...));
+    };
+    const auto count = static_cast<int64_t>(sequence.tokens.size());
+    const auto capacity = static_cast<int64_t>(sequence.blocks.size()) * kv::kBlockTokens;
+    if (count == 0) return wrong("no tokens");
+    if (sequence.start < 0) return wrong("start is ", sequence.start);
+    const int64_t end = sequence.start + count;
+    if (end > max_positions_) {
+      return wrong("ends at position ", end, ", the model and its KV memory at ", max_positions_);
+    }
+    if (end > capacity) return wrong("ends at position ", end, ", its blocks hold ", capacity);
+    if (sequence.logits_rows < 0 || sequence.logits_rows > count) {
+      return wrong(sequence.logits_rows, " logits rows wanted of ", count);
+    }
+    for (TokenId token : sequence.tokens) {
+      if (token < 0 || token >= spec_.vocab_size) {
+        return wrong("token ", token, " is not in [0, ", spec_.vocab_size, ")");
+      }
+    }
+    for (int64_t b = 0; b < kv::BlocksFor(end); ++b) {
+      const kv::BlockId block = sequence.blocks[static_cast<size_t>(b)];
+      if (block < 0 || block >= kv_->blocks()) {
+        return wrong("block ", block, " is not in [0, ", kv_->blocks(), ")");
+      }
+    }
+    rows += count;
+    logits += sequence.logits_rows;
+  }
+  if (rows == 0) return absl::InvalidArgumentError("the step has no rows");
+  if (rows > max_rows_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step has ", rows, " rows; at most ", max_rows_));
+  }
+  if (logits > max_logits_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step wants ", logits, " rows of logits; at most ", max_logits_));
+  }
+  return absl::OkStatus();
+}
+
+void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
+  tokens_.clear();
+  positions_.clear();
+  attention_rows_.clear();
+  slots_.clear();
+  wanted_.clear();
+  stats_.weight_bytes_read = 0;
+  stats_.kv_bytes_read = 0;
+  stats_.active_experts.clear();
+  const int64_t token_bytes = kv_->layout().BlockBytes() / kv::kBlockTokens;
+  for (const SequenceRows& sequence : batch) {
+    const auto count = static_cast<int32_t>(sequence.tokens.size());
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t position = sequence.start + i;
+      if (i >= count - sequence.logits_rows)
+        wanted_.push_back(static_cast<int32_t>(tokens_.size()));
+      tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
+      positions_.push_back(position);
+      attention_rows_.push_back({.blocks = sequence.blocks.data(), .position = position});
+      slots_.push_back({.block = sequence.blocks[static_cast<size_t>(position / kv::kBlockTokens)],
+                        .offset = position % kv::kBlockTokens});
+    }
+    stats_.kv_bytes_read += (sequence.start + count) * token_bytes;
+  }
+}
+
+void CpuModelRunner::Embed() {
+  const int64_t hidden = spec_.hidden_size;
+  const kernels::Matrix& embedding = weights_.embedding;
+  for (size_t r = 0; r < tokens_.size(); ++r) {
+    const int64_t first = tokens_[r] * hidden;
+    float* to = hidden_.data() + static_cast<int64_t>(r) * hidden;
+    switch (embedding.dtype) {
+      case DType::kF32:
+        std::copy_n(static_cast<const float*>(embedding.data) + first, hidden, to);
+        break;
+      case DType::kBf16:
+        std::transform(static_cast<const uint16_t*>(embedding.data) + first,
+                       static_cast<const uint16_t*>(embedding.data) + first + hidden, to,
+                       kernels::Bf16ToF32);
+        break;
+      case DType::kF16:
+        std::transform(static_cast<const uint16_t*>(embedding.data) + first,
+                       static_cast<const uint16_t*>(embedding.data) + first + hidden, to,
+                       kernels::F16ToF32);
+        break;
+    }
+  }
+  stats_.weight_bytes_read +=
+      static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
+}
+
+absl::Status CpuModelRunner::ComputeLogits() {
+  if (wanted_.empty()) return absl::OkStatus();
+  const int64_t hidden = spec_.hidden_size;
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    std::copy_n(hidden_.data() + wanted_[i] * hidden, hidden,
+                final_.data() + static_cast<int64_t>(i) * hidden);
+  }
+  const auto rows = static_cast<int64_t>(wanted_.size());
+  LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = final_.data(),
+                                         .gain = weights_.final_norm.data(),
+                                         .y = final_.data(),
+                                         .rows = rows,
+                                         .hidden = hidden,
+                                         .x_stride = hidden,
+                                         .y_stride = hidden,
+                                         .epsilon = spec_.rms_norm_epsilon,
+                                         .round_bf16 = round_bf16_},
+                                        ctx_));
+  stats_.weight_bytes_read += weights_.head_bytes;
+  return kernels::Gemm({.x = final_.data(),
+                        .w = weights_.head,
+                        .y = logits_.data(),
+                        .rows = rows,
+                        .in = hidden,
+                        .out = spec_.vocab_size,
+                        .x_stride = hidden,
+                        .y_stride = spec_.vocab_size},
+                       ctx_);
+}
+
+absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObserver* observer) {
+  LYNX_RETURN_IF_ERROR(CheckBatch(batch));
+  PlaceRows(batch);
+  Embed();
+  const RowPlaces places{.positions = positions_, .attention = attention_rows_, .slots = slots_};
+  const auto rows = static_cast<int64_t>(tokens_.size());
+  for (int32_t layer = 0; layer < spec_.layers; ++layer) {
+    const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    LYNX_RETURN_IF_ERROR(
+        attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
+    LYNX_RETURN_IF_ERROR(
+        feed_forward_.Run(weights.feed_forward, rows, layer, policy_, hidden_.data(), ctx_));
+    const bool moe = weights.feed_forward.router.data != nullptr;
+    const auto active = moe ? static_cast<int64_t>(feed_forward_.plan().active().size()) : 0;
+    stats_.active_experts.push_back(static_cast<int32_t>(active));
+    stats_.weight_bytes_read += weights.attention.bytes + weights.feed_forward.router_bytes +
+                                (moe ? active : 1) * weights.feed_forward.expert_bytes;
+    if (observer != nullptr && !observer->OnLayerDone(layer)) {
+      wanted_.clear();
+      return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));
+    }
+  }
+  return ComputeLogits();
+}
+
+absl::Status CheckOptions(const RunnerOptions& options) {
+  auto wrong = [](std::string_view name, auto value) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("runner option ", std::string(name), " is ", value));
+  };
+  if (options.compute_dtype == DType::kF16) return wrong("compute_dtype", "f16");
+  if (options.kv_dtype == DType::kF16) return wrong("kv_dtype", "f16");
+  if (options.kv_blocks <= 0) return wrong("kv_blocks", options.kv_blocks);
+  if (options.max_step_rows <= 0) return wrong("max_step_rows", options.max_step_rows);
+  if (options.max_step_logits <= 0) return wrong("max_step_logits", options.max_step_logits);
+  if (options.threads < 0 || options.threads > 1024) return wrong("threads", options.threads);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptions& options) {
+  LYNX_RETURN_IF_ERROR(CheckOptions(options));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, LoadModelSpec(options.model_dir));
+  LYNX_ASSIGN_OR_RETURN(SafetensorsFolder folder, SafetensorsFolder::Open(options.model_dir));
+  LYNX_ASSIGN_OR_RETURN(ModelWeights weights, BindWeights(folder, spec));
+  LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
+                        kv::KvArena::Create({.layers = spec.layers,
+                                             .kv_heads = spec.kv_heads,
+                                             .head_dim = spec.head_dim,
+                                             .dtype = options.kv_dtype},
+                                            options.kv_blocks));
+  try {
+    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(folder),
+                                            std::move(weights), std::move(kv));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for steps of ",
+                                                     options.max_step_rows, " rows and ",
+                                                     options.max_step_logits, " logits rows"));
+  }
+}
+
+}  // namespace lynx::model

@@ -1,0 +1,79 @@
+#include "common/model/feed_forward_block.h"
+
+#include <algorithm>
+#include <span>
+
+#include "common/base/status_macros.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/norm/rms_norm.h"
+
+namespace lynx::model {
+
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16)
+    : spec_(spec),
+      round_bf16_(round_bf16),
+      normed_(static_cast<size_t>(max_rows * spec.hidden_size)),
+      router_logits_(static_cast<size_t>(max_rows * spec.experts)),
+      plan_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
+            std::max(1, spec.experts_per_token)),
+      workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
+                 spec.hidden_size,
+                 std::max(spec.dense_intermediate_size, spec.expert_intermediate_size)),
+      dense_ids_(static_cast<size_t>(max_rows), 0),
+      dense_weights_(static_cast<size_t>(max_rows), 1.0f) {}
+
+absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
+                                   moe::Policy& policy, float* hidden,
+                                   const kernels::ExecContext& ctx) {
+  const int64_t hidden_size = spec_.hidden_size;
+  LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
+                                         .gain = weights.input_norm.data(),
+                                         .y = normed_.data(),
+                                         .rows = rows,
+                                         .hidden = hidden_size,
+                                         .x_stride = hidden_size,
+                                         .y_stride = hidden_size,
+                                         .epsilon = spec_.rms_norm_epsilon,
+                                         .round_bf16 = round_bf16_},
+                                        ctx));
+  kernels::ExpertFfnArgs args{.x = normed_.data(),
+                              .experts = weights.experts.data(),
+                              .ids = dense_ids_.data(),
+                              .weights = dense_weights_.data(),
+                              .y = hidden,
+                              .rows = rows,
+                              .hidden = hidden_size,
+                              .intermediate = spec_.dense_intermediate_size,
+                              .expert_count = static_cast<int64_t>(weights.experts.size()),
+                              .top_k = 1,
+                              .x_stride = hidden_size,
+                              .y_stride = hidden_size,
+                              .round_bf16 = round_bf16_};
+  if (weights.router.data != nullptr) {
+    LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = normed_.data(),
+                                        .w = weights.router,
+                                        .y = router_logits_.data(),
+                                        .rows = rows,
+                                        .in = hidden_size,
+                                        .out = spec_.experts,
+                                        .x_stride = hidden_size,
+                                        .y_stride = spec_.experts},
+                                       ctx));
+    const auto logits = static_cast<size_t>(rows * spec_.experts);
+    policy.MakePlan({.logits = std::span<const float>(router_logits_).first(logits),
+                     .rows = static_cast<int32_t>(rows),
+                     .experts = spec_.experts,
+                     .top_k = spec_.experts_per_token,
+                     .gate_rule = spec_.normalise_top_k ? moe::GateRule::kSoftmaxRenormalised
+                                                        : moe::GateRule::kSoftmax,
+                     .layer = layer},
+                    plan_);
+    args.ids = plan_.ids().data();
+    args.weights = plan_.weights().data();
+    args.intermediate = spec_.expert_intermediate_size;
+    args.top_k = plan_.top_k();
+  }
+  return kernels::ExpertFfn(args, workspace_, ctx);
+}
+
+}  // namespace lynx::model

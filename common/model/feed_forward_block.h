@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/model/model_spec.h"
+#include "common/model/model_weights.h"
+#include "common/moe/policy.h"
+#include "kernels/core/exec_context.h"
+#include "kernels/moe/expert_ffn.h"
+
+namespace lynx::model {
+
+// The feed-forward half of a decoder layer, mixture of experts or dense:
+//   h += ffn(norm(h))
+// Owns the buffers that all layers of a model take turns in. One call at a time.
+class FeedForwardBlock {
+ public:
+  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16);
+
+  // Updates `hidden` [rows, hidden_size]. For an MoE layer `policy` decides who goes where;
+  // plan() then tells what it said.
+  absl::Status Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
+                   moe::Policy& policy, float* hidden, const kernels::ExecContext& ctx);
+
+  // Of the last MoE layer run.
+  const moe::RoutingPlan& plan() const { return plan_; }
+
+ private:
+  const ModelSpec& spec_;  // Outlives this.
+  const bool round_bf16_;
+  std::vector<float> normed_;         // [max_rows, hidden]
+  std::vector<float> router_logits_;  // [max_rows, experts]
+  moe::RoutingPlan plan_;
+  kernels::ExpertFfnWorkspace workspace_;
+  // The plan of a dense layer: every row through expert 0 with weight 1.
+  std::vector<int32_t> dense_ids_;    // [max_rows]
+  std::vector<float> dense_weights_;  // [max_rows]
+};
+
+}  // namespace lynx::model

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/dtype.h"
+
+namespace lynx::model {
+
+enum class FeedForwardKind : uint8_t { kDense, kMoe };
+
+// What a forward pass needs to know of a model, whichever family spells it how.
+struct ModelSpec {
+  std::string model_type;  // As the config says, for example "qwen3_moe".
+  int32_t vocab_size = 0;
+  int32_t hidden_size = 0;
+  int32_t layers = 0;
+  int32_t query_heads = 0;
+  int32_t kv_heads = 0;  // Divides query_heads.
+  int32_t head_dim = 0;  // Even. query_heads * head_dim may differ from hidden_size.
+  int32_t max_positions = 0;
+  float rms_norm_epsilon = 0;
+  double rope_theta = 0;
+  bool head_norm = false;        // RMSNorm of each query and key head, before RoPE.
+  bool tied_embeddings = false;  // The output head is the embedding.
+
+  std::vector<FeedForwardKind> feed_forward;  // [layers]
+  int32_t dense_intermediate_size = 0;        // > 0 if any layer is dense.
+  // All > 0 if any layer is MoE:
+  int32_t experts = 0;
+  int32_t experts_per_token = 0;
+  int32_t expert_intermediate_size = 0;
+  bool normalise_top_k = false;
+
+  // Tokens that end a sequence: of config.json and generation_config.json together, ascending.
+  std::vector<int32_t> eos_token_ids;
+
+  // What an operator should see in the log once: things found and deliberately not used.
+  std::vector<std::string> notes;
+
+  bool has_moe() const;
+};
+
+// Reads config.json (and generation_config.json, if there) of a Hugging Face folder.
+//   NotFound         no config.json.
+//   InvalidArgument  not JSON within bounds, or a key is missing, of the wrong type or out of
+//                    range; names the file and the key.
+//   Unimplemented    a family or a feature we do not serve; names the key and its value.
+absl::StatusOr<ModelSpec> LoadModelSpec(const std::filesystem::path& model_dir);
+
+}  // namespace lynx::model

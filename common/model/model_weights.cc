@@ -1,0 +1,236 @@
+#include "common/model/model_weights.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status_macros.h"
+#include "kernels/core/float_convert.h"
+
+namespace lynx::model {
+namespace {
+
+using kernels::ExpertWeights;
+using kernels::Matrix;
+
+constexpr size_t kMaxNamesInMessage = 10;
+
+std::string Listed(const std::vector<std::string>& names) {
+  const size_t shown = std::min(names.size(), kMaxNamesInMessage);
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(shown);
+  std::string text = absl::StrJoin(names.begin(), end, ", ");
+  if (shown < names.size()) absl::StrAppend(&text, " and ", names.size() - shown, " more");
+  return text;
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// Takes tensors out of a folder by name. Failures are collected, so that one start shows them all.
+class Binder {
+ public:
+  explicit Binder(const SafetensorsFolder& folder) : folder_(folder) {}
+
+  bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
+
+  // Null when absent or of the wrong shape.
+  const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape) {
+    const Tensor* tensor = folder_.Find(name);
+    if (tensor == nullptr) {
+      missing_.push_back(name);
+      return nullptr;
+    }
+    taken_.insert(name);
+    if (tensor->shape == shape) return tensor;
+    misshapen_.push_back(
+        absl::StrCat(name, " is ", ShapeText(tensor->shape), ", wanted ", ShapeText(shape)));
+    return nullptr;
+  }
+
+  Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in, int64_t* bytes) {
+    const Tensor* tensor = Take(name, {out, in});
+    if (tensor == nullptr) return {};
+    if (bytes != nullptr) *bytes += static_cast<int64_t>(tensor->data.size());
+    return {.data = tensor->data.data(), .dtype = tensor->dtype};
+  }
+
+  std::vector<float> TakeVector(const std::string& name, int64_t size) {
+    const Tensor* tensor = Take(name, {size});
+    if (tensor == nullptr) return {};
+    std::vector<float> values;
+    for (int64_t i = 0; i < size; ++i) {
+      switch (tensor->dtype) {
+        case DType::kF32:
+          values.push_back(reinterpret_cast<const float*>(tensor->data.data())[i]);
+          break;
+        case DType::kBf16:
+          values.push_back(
+              kernels::Bf16ToF32(reinterpret_cast<const uint16_t*>(tensor->data.data())[i]));
+          break;
+        case DType::kF16:
+          values.push_back(
+              kernels::F16ToF32(reinterpret_cast<const uint16_t*>(tensor->data.data())[i]));
+          break;
+      }
+    }
+    return values;
+  }
+
+  void Ignore(const std::string& name) { taken_.insert(name); }
+
+  absl::Status Finish() const {
+    if (!missing_.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat(missing_.size(), " tensors missing from the weights: ", Listed(missing_)));
+    }
+    if (!misshapen_.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensors disagree with config.json: ", Listed(misshapen_)));
+    }
+    std::vector<std::string> unknown;
+    for (const auto& [name, tensor] : folder_.tensors()) {
+      // Old exports carry the frequencies of RoPE, which follow from the config.
+      if (taken_.count(name) == 0 && !absl::EndsWith(name, ".rotary_emb.inv_freq")) {
+        unknown.push_back(name);
+      }
+    }
+    if (!unknown.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          unknown.size(), " tensors belong to no part of this model: ", Listed(unknown)));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const SafetensorsFolder& folder_;
+  std::set<std::string> taken_;
+  std::vector<std::string> missing_;
+  std::vector<std::string> misshapen_;
+};
+
+AttentionWeights BindAttention(const ModelSpec& spec, const std::string& layer, Binder& binder) {
+  const int64_t q_width = int64_t{spec.query_heads} * spec.head_dim;
+  const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
+  const std::string prefix = layer + "self_attn.";
+  AttentionWeights weights;
+  weights.input_norm = binder.TakeVector(layer + "input_layernorm.weight", spec.hidden_size);
+  int64_t* bytes = &weights.bytes;
+  weights.q = binder.TakeMatrix(prefix + "q_proj.weight", q_width, spec.hidden_size, bytes);
+  weights.k = binder.TakeMatrix(prefix + "k_proj.weight", kv_width, spec.hidden_size, bytes);
+  weights.v = binder.TakeMatrix(prefix + "v_proj.weight", kv_width, spec.hidden_size, bytes);
+  weights.o = binder.TakeMatrix(prefix + "o_proj.weight", spec.hidden_size, q_width, bytes);
+  if (spec.head_norm) {
+    weights.q_norm = binder.TakeVector(prefix + "q_norm.weight", spec.head_dim);
+    weights.k_norm = binder.TakeVector(prefix + "k_norm.weight", spec.head_dim);
+  }
+  return weights;
+}
+
+// One gated MLP stored as three Linears under `prefix`.
+ExpertWeights BindMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
+                      Binder& binder, int64_t* bytes) {
+  return {
+      .gate = binder.TakeMatrix(prefix + "gate_proj.weight", intermediate, hidden, bytes),
+      .up = binder.TakeMatrix(prefix + "up_proj.weight", intermediate, hidden, bytes),
+      .down = binder.TakeMatrix(prefix + "down_proj.weight", hidden, intermediate, bytes),
+  };
+}
+
+// All experts of a layer in two tensors: [experts, gate rows then up rows, hidden] and
+// [experts, hidden, intermediate].
+std::vector<ExpertWeights> BindFusedExperts(const ModelSpec& spec, const std::string& prefix,
+                                            Binder& binder) {
+  const int64_t hidden = spec.hidden_size;
+  const int64_t intermediate = spec.expert_intermediate_size;
+  const Tensor* gate_up =
+      binder.Take(prefix + "experts.gate_up_proj", {spec.experts, 2 * intermediate, hidden});
+  const Tensor* down =
+      binder.Take(prefix + "experts.down_proj", {spec.experts, hidden, intermediate});
+  if (gate_up == nullptr || down == nullptr) return {};
+  auto part = [](const Tensor& tensor, int64_t first_element) {
+    return Matrix{
+        .data = tensor.data.data() + first_element * static_cast<int64_t>(SizeOf(tensor.dtype)),
+        .dtype = tensor.dtype};
+  };
+  const int64_t size = intermediate * hidden;
+  std::vector<ExpertWeights> experts;
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    experts.push_back({.gate = part(*gate_up, 2 * e * size),
+                       .up = part(*gate_up, (2 * e + 1) * size),
+                       .down = part(*down, e * size)});
+  }
+  return experts;
+}
+
+FeedForwardWeights BindFeedForward(const ModelSpec& spec, FeedForwardKind kind,
+                                   const std::string& layer, Binder& binder) {
+  const std::string prefix = layer + "mlp.";
+  FeedForwardWeights weights;
+  weights.input_norm =
+      binder.TakeVector(layer + "post_attention_layernorm.weight", spec.hidden_size);
+  if (kind == FeedForwardKind::kDense) {
+    weights.experts.push_back(BindMlp(prefix, spec.hidden_size, spec.dense_intermediate_size,
+                                      binder, &weights.expert_bytes));
+    return weights;
+  }
+  weights.router = binder.TakeMatrix(prefix + "gate.weight", spec.experts, spec.hidden_size,
+                                     &weights.router_bytes);
+  if (binder.Has(prefix + "experts.gate_up_proj")) {
+    weights.experts = BindFusedExperts(spec, prefix, binder);
+  } else {
+    for (int32_t e = 0; e < spec.experts; ++e) {
+      weights.experts.push_back(BindMlp(absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size,
+                                        spec.expert_intermediate_size, binder, nullptr));
+    }
+  }
+  if (!weights.experts.empty()) {
+    const ExpertWeights& first = weights.experts.front();
+    const int64_t size = int64_t{spec.hidden_size} * spec.expert_intermediate_size;
+    for (const Matrix* matrix : {&first.gate, &first.up, &first.down}) {
+      weights.expert_bytes += size * static_cast<int64_t>(SizeOf(matrix->dtype));
+    }
+  }
+  return weights;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelWeights> BindWeights(const SafetensorsFolder& folder, ModelSpec& spec) {
+  Binder binder(folder);
+  ModelWeights weights;
+  int64_t embedding_bytes = 0;
+  weights.embedding = binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size,
+                                        spec.hidden_size, &embedding_bytes);
+  weights.final_norm = binder.TakeVector("model.norm.weight", spec.hidden_size);
+  if (spec.tied_embeddings) {
+    weights.head = weights.embedding;
+    weights.head_bytes = embedding_bytes;
+    if (binder.Has("lm_head.weight")) {
+      binder.Ignore("lm_head.weight");
+      spec.notes.push_back(
+          "tie_word_embeddings is true: lm_head.weight in the weights is not used");
+    }
+  } else {
+    weights.head =
+        binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size, &weights.head_bytes);
+  }
+  for (int32_t i = 0; i < spec.layers; ++i) {
+    const std::string layer = absl::StrCat("model.layers.", i, ".");
+    weights.layers.push_back({.attention = BindAttention(spec, layer, binder),
+                              .feed_forward = BindFeedForward(
+                                  spec, spec.feed_forward[static_cast<size_t>(i)], layer, binder)});
+  }
+  LYNX_RETURN_IF_ERROR(binder.Finish());
+  if (!folder.unused_files().empty()) {
+    spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
+                                      Listed(folder.unused_files())));
+  }
+  return weights;
+}
+
+}  // namespace lynx::model

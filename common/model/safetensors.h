@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/dtype.h"
+
+namespace lynx::model {
+
+// A tensor of an open SafetensorsFolder; data lies in its mapping, aligned to the element.
+struct Tensor {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+// The weights of a Hugging Face folder: model.safetensors.index.json and the shards it names, or
+// model.safetensors alone. With an index, no other weight file is opened, whatever lies beside.
+//
+// Files are mapped read-only and stay mapped, so a tensor costs memory only where it is read, and
+// nothing is copied unless a file leaves a tensor misaligned. Replace a model by a new folder,
+// never by writing into a mapped file: a file cut short under a running process kills it (SIGBUS).
+//
+// Thread-safe once open.
+class SafetensorsFolder {
+ public:
+  // Checks everything that headers and file sizes can tell.
+  //   NotFound         no weights at all, or shards or indexed tensors are missing: lists them.
+  //   DataLoss         files that are empty, cut short or no safetensors (such as a pointer file of
+  //                    an unfinished download): lists them.
+  //   InvalidArgument  an index or a header that contradicts itself or the format.
+  //   Unimplemented    a tensor of a type we do not compute with.
+  static absl::StatusOr<SafetensorsFolder> Open(const std::filesystem::path& model_dir);
+
+  SafetensorsFolder(SafetensorsFolder&&) = default;
+  SafetensorsFolder& operator=(SafetensorsFolder&&) = default;
+
+  // By name; null if there is none.
+  const Tensor* Find(const std::string& name) const;
+  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  // Weight files found in the folder and not used, by name.
+  const std::vector<std::string>& unused_files() const { return unused_files_; }
+
+ private:
+  class Mapping;
+  SafetensorsFolder();
+  friend struct SafetensorsReader;
+
+  std::map<std::string, Tensor> tensors_;
+  std::vector<std::string> unused_files_;
+  std::vector<std::shared_ptr<const Mapping>> mappings_;  // Shared with nobody; hides the type.
+  std::vector<std::unique_ptr<std::byte[]>> realigned_;   // Tensors that their file misaligns.
+};
+
+}  // namespace lynx::model

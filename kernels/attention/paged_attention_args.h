@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/base/dtype.h"
+
+namespace lynx::kernels {
+
+inline constexpr int32_t kAttentionBlockTokens = 16;
+inline constexpr int64_t kMaxHeadDim = 256;
+
+// One query row: a token of some sequence, with the blocks that hold the sequence's KV.
+struct AttentionRow {
+  const int32_t* blocks = nullptr;  // Token t lies in block blocks[t / 16], slot t % 16.
+  int32_t position = 0;             // >= 0; attends to tokens [0, position].
+};
+
+// Causal grouped-query attention of one layer over a paged KV cache:
+//
+//   y[r, h] = sum over t <= position of softmax_t(scale * q[r, h] . K[t, g]) * V[t, g],
+//   g = h / (heads / kv_heads)
+//
+// A block of the cache is [K|V][kv_heads][16][head_dim]. Rows of any sequences in any mix; those of
+// one sequence share the work when they are adjacent and name the same `blocks`.
+struct PagedAttentionArgs {
+  const float* q = nullptr;            // [rows, heads, head_dim], rows q_stride elements apart
+  const AttentionRow* rows = nullptr;  // [row_count]
+  const std::byte* kv = nullptr;       // Block b begins at kv + b * block_stride_bytes.
+  float* y = nullptr;                  // [rows, heads, head_dim], rows y_stride elements apart
+  int64_t row_count = 0;               // >= 0; 0 is a no-op
+  int64_t heads = 0;                   // > 0, a multiple of kv_heads
+  int64_t kv_heads = 0;                // > 0
+  int64_t head_dim = 0;                // (0, kMaxHeadDim]
+  int64_t q_stride = 0;                // >= heads * head_dim
+  int64_t y_stride = 0;                // >= heads * head_dim
+  int64_t block_stride_bytes = 0;      // > 0
+  DType kv_dtype = DType::kBf16;       // kF32 or kBf16
+  float scale = 1.0f;
+  bool round_bf16 = false;  // Round y to bf16 values.
+};
+
+}  // namespace lynx::kernels

@@ -1,0 +1,81 @@
+#include "kernels/core/cpu_limit.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace lynx::kernels {
+namespace {
+
+std::string ReadSmallFile(const std::string& path) {
+  std::ifstream in(path);
+  std::string text(256, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  return text;
+}
+
+int32_t AffinityCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int32_t>(std::thread::hardware_concurrency());  // More than 1024 CPUs.
+}
+
+// The tightest quota on the path from this process's cgroup to the root of the mounted tree.
+int32_t CgroupCpus() {
+  int32_t limit = 0;
+  auto tighten = [&limit](int32_t cpus) {
+    if (cpus > 0) limit = limit == 0 ? cpus : std::min(limit, cpus);
+  };
+  std::ifstream in("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(in, line)) {
+    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (fields.size() != 3) continue;
+    if (fields[0] == "0") {
+      for (std::string path = fields[2];; path.erase(path.rfind('/'))) {
+        tighten(CpusFromCgroupMax(ReadSmallFile(absl::StrCat("/sys/fs/cgroup", path, "/cpu.max"))));
+        if (path.empty() || path.rfind('/') == std::string::npos) break;
+      }
+    } else if (absl::StrContains(absl::StrCat(",", fields[1], ","), ",cpu,")) {
+      const std::string folder = "/sys/fs/cgroup/cpu/";
+      const std::string quota = ReadSmallFile(folder + "cpu.cfs_quota_us");
+      const std::string period = ReadSmallFile(folder + "cpu.cfs_period_us");
+      tighten(CpusFromCgroupMax(absl::StrCat(quota, " ", period)));
+    }
+  }
+  return limit;
+}
+
+}  // namespace
+
+int32_t CpusFromCgroupMax(std::string_view text) {
+  const std::vector<std::string> fields =
+      absl::StrSplit(std::string(text), absl::ByAnyChar(" \n\t"), absl::SkipEmpty());
+  int64_t quota = 0;
+  int64_t period = 0;
+  if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &quota) ||
+      !absl::SimpleAtoi(fields[1], &period) || quota <= 0 || period <= 0) {
+    return 0;
+  }
+  const int64_t cpus = quota / period + (quota % period != 0 ? 1 : 0);
+  return static_cast<int32_t>(std::min<int64_t>(cpus, std::numeric_limits<int32_t>::max()));
+}
+
+int32_t UsableCpus() {
+  const int32_t affinity = std::max(1, AffinityCpus());
+  const int32_t quota = CgroupCpus();
+  return quota > 0 ? std::min(affinity, quota) : affinity;
+}
+
+}  // namespace lynx::kernels

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/core/exec_context.h"
+#include "kernels/moe/expert_ffn_args.h"  // IWYU pragma: export
+
+namespace lynx::kernels {
+
+// Memory that ExpertFfn works in, made once for the largest call. One call at a time.
+class ExpertFfnWorkspace {
+ public:
+  // All > 0.
+  ExpertFfnWorkspace(int64_t max_rows, int64_t max_top_k, int64_t max_experts, int64_t hidden,
+                     int64_t intermediate);
+
+  // Which rows go through which expert: entry i of expert e, offsets[e] <= i < offsets[e + 1], is
+  // (row * top_k + rank) order[i].
+  std::vector<int32_t> offsets;
+  std::vector<int32_t> order;
+  std::vector<int32_t> active;  // Experts with a row, ascending.
+  std::vector<float> inner;     // [entry, intermediate]
+  std::vector<float> outer;     // [row * top_k + rank, hidden]
+
+  bool Fits(const ExpertFfnArgs& args) const;
+
+ private:
+  int64_t max_assignments_;
+  int64_t max_experts_;
+  int64_t hidden_;
+  int64_t intermediate_;
+};
+
+// y overlaps neither x nor the workspace. The weights of every active expert are read from memory
+// once per call, however many rows use it.
+//
+// Numerics: float32 sums; ranks are added in the order j = 0, 1, ... A row's bits depend on that
+// row, its ids and weights alone. NaN or Inf in a row stays in that row.
+//
+//   InvalidArgument  args breaks a bound above or exceeds the workspace; y is untouched.
+//   Unavailable      this machine cannot run ctx.
+absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
+                       const ExecContext& ctx);
+
+}  // namespace lynx::kernels

@@ -1,0 +1,183 @@
+// The model against Hugging Face transformers in float32 (make_golden.py), on committed fixtures.
+// Measure of a difference: largest |ours - theirs| over the vocabulary, relative to the largest
+// |theirs| at that position.
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/kv/block_pool.h"
+#include "common/model/model_runner.h"
+#include "common/model/model_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/status_matchers.h"
+
+namespace lynx::model {
+namespace {
+
+using ::lynx::testing::IsOk;
+
+constexpr int kKvBlocks = 64;
+constexpr int kMaxRows = 512;
+
+// float32: both sides sum in float32 in different orders. Half a hundred sums of up to a few
+// hundred terms in a row, each good to about 1e-6, stay two orders below this.
+constexpr double kBoundF32 = 2e-4;
+// bf16: GEMM inputs and KV round to 8 significant bits, 2^-9 relative each. About 40 such roundings
+// lie between embedding and logits; independent errors grow like their root: sqrt(40) * 2^-9 = 1.2
+// %, and a routing choice that flips between two experts of almost equal weight adds its share.
+constexpr double kBoundBf16 = 8e-2;
+
+struct Prompt {
+  std::vector<TokenId> tokens;
+  std::vector<int32_t> full_positions;
+  std::vector<std::vector<float>> full;       // Logits there.
+  std::vector<std::vector<int32_t>> top_ids;  // Of every position.
+  std::vector<std::vector<float>> top;
+  std::vector<float> largest;  // |logit| of every position.
+  std::vector<TokenId> greedy;
+  std::vector<double> greedy_gaps;  // Between the two best, relative to the largest |logit|.
+};
+
+std::vector<Prompt> LoadFixture() {
+  const std::string base = "tests/golden/lynx-tiny-moe";
+  std::ifstream json_file(base + ".json");
+  const nlohmann::json fixture = nlohmann::json::parse(json_file);
+  std::ifstream bin_file(base + ".bin", std::ios::binary);
+  std::vector<float> values(fixture["values"].get<size_t>());
+  bin_file.read(reinterpret_cast<char*>(values.data()),
+                static_cast<std::streamsize>(values.size() * sizeof(float)));
+  EXPECT_TRUE(bin_file.good());
+  const auto vocab = fixture["vocab_size"].get<size_t>();
+  const auto top = fixture["top"].get<size_t>();
+  auto slice = [&](size_t offset, size_t row, size_t width) {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(offset + row * width);
+    return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width));
+  };
+  std::vector<Prompt> prompts;
+  for (const auto& entry : fixture["prompts"]) {
+    Prompt prompt;
+    prompt.tokens = entry["tokens"].get<std::vector<TokenId>>();
+    prompt.full_positions = entry["full_positions"].get<std::vector<int32_t>>();
+    prompt.top_ids = entry["top_ids"].get<std::vector<std::vector<int32_t>>>();
+    for (size_t i = 0; i < prompt.full_positions.size(); ++i) {
+      prompt.full.push_back(slice(entry["full_offset"].get<size_t>(), i, vocab));
+    }
+    for (size_t i = 0; i < prompt.tokens.size(); ++i) {
+      prompt.top.push_back(slice(entry["top_offset"].get<size_t>(), i, top));
+    }
+    prompt.largest = slice(entry["largest_offset"].get<size_t>(), 0, prompt.tokens.size());
+    prompt.greedy = entry["greedy"].get<std::vector<TokenId>>();
+    prompt.greedy_gaps = entry["greedy_gaps"].get<std::vector<double>>();
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+std::unique_ptr<ModelRunner> LoadTiny(DType dtype) {
+  auto runner = ModelRunner::Load({.model_dir = "models/lynx-tiny-moe",
+                                   .compute_dtype = dtype,
+                                   .kv_dtype = dtype,
+                                   .kv_blocks = kKvBlocks,
+                                   .max_step_rows = kMaxRows,
+                                   .max_step_logits = kMaxRows});
+  EXPECT_THAT(runner, IsOk());
+  return *std::move(runner);
+}
+
+std::vector<kv::BlockId> Blocks(int32_t first, int32_t count) {
+  std::vector<kv::BlockId> blocks(static_cast<size_t>(count));
+  std::iota(blocks.begin(), blocks.end(), first);
+  return blocks;
+}
+
+class GoldenTest : public ::testing::TestWithParam<DType> {
+ protected:
+  double Bound() const { return GetParam() == DType::kF32 ? kBoundF32 : kBoundBf16; }
+};
+
+TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
+  auto runner = LoadTiny(GetParam());
+  const auto vocab = static_cast<size_t>(runner->spec().vocab_size);
+  const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
+  double worst = 0;
+  int64_t positions = 0;
+  int64_t same_best = 0;
+  for (const Prompt& prompt : LoadFixture()) {
+    const SequenceRows rows{.tokens = prompt.tokens,
+                            .blocks = blocks,
+                            .logits_rows = static_cast<int32_t>(prompt.tokens.size())};
+    ASSERT_THAT(runner->Step({&rows, 1}, nullptr), IsOk());
+    const std::span<const float> logits = runner->logits();
+    for (size_t i = 0; i < prompt.full_positions.size(); ++i) {
+      const auto position = static_cast<size_t>(prompt.full_positions[i]);
+      for (size_t v = 0; v < vocab; ++v) {
+        const double difference =
+            std::abs(double{logits[position * vocab + v]} - prompt.full[i][v]);
+        worst = std::max(worst, difference / prompt.largest[position]);
+      }
+    }
+    for (size_t p = 0; p < prompt.tokens.size(); ++p) {
+      for (size_t i = 0; i < prompt.top[p].size(); ++i) {
+        const auto id = static_cast<size_t>(prompt.top_ids[p][i]);
+        const double difference = std::abs(double{logits[p * vocab + id]} - prompt.top[p][i]);
+        worst = std::max(worst, difference / prompt.largest[p]);
+      }
+      const auto row = logits.subspan(p * vocab, vocab);
+      const auto best = std::max_element(row.begin(), row.end()) - row.begin();
+      same_best += best == prompt.top_ids[p][0] ? 1 : 0;
+      ++positions;
+    }
+  }
+  RecordProperty("worst_relative_difference", std::to_string(worst));
+  std::printf("worst relative difference %.3g; same best token at %ld of %ld positions\n", worst,
+              static_cast<long>(same_best), static_cast<long>(positions));
+  EXPECT_LE(worst, Bound());
+}
+
+// Greedy tokens equal those of transformers, except where its two best are closer than the bound:
+// there a continuation may part, and what follows is not compared.
+TEST_P(GoldenTest, GreedyContinuationsAgreeWithTransformers) {
+  auto runner = LoadTiny(GetParam());
+  const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
+  int64_t compared = 0;
+  int64_t parted = 0;
+  for (const Prompt& prompt : LoadFixture()) {
+    std::vector<TokenId> next = prompt.tokens;
+    auto position = int32_t{0};
+    for (size_t i = 0; i < prompt.greedy.size(); ++i) {
+      const SequenceRows rows{
+          .tokens = next, .start = position, .blocks = blocks, .logits_rows = 1, .decode = i > 0};
+      ASSERT_THAT(runner->Step({&rows, 1}, nullptr), IsOk());
+      position += static_cast<int32_t>(next.size());
+      const std::span<const float> logits = runner->logits();
+      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      ++compared;
+      if (best != prompt.greedy[i]) {
+        EXPECT_LT(prompt.greedy_gaps[i], Bound())
+            << "token " << i << " after a prompt of " << prompt.tokens.size();
+        ++parted;
+        break;
+      }
+      next = {prompt.greedy[i]};
+    }
+  }
+  std::printf("%ld greedy tokens compared, %ld continuations parted\n", static_cast<long>(compared),
+              static_cast<long>(parted));
+  if (GetParam() == DType::kF32) {
+    EXPECT_EQ(parted, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, GoldenTest, ::testing::Values(DType::kF32, DType::kBf16),
+                         [](const auto& param) { return std::string(Name(param.param)); });
+
+}  // namespace
+}  // namespace lynx::model
