@@ -1,0 +1,201 @@
+#include "common/engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::engine {
+
+// Passes progress on, and abandons the step when nobody wants it any more.
+class Engine::Observer final : public model::StepObserver {
+ public:
+  Observer(std::span<const WorkItem> items, StepListener* listener)
+      : items_(items), listener_(listener) {}
+
+  bool OnLayerDone(int32_t layer) override {
+    if (listener_ != nullptr) listener_->OnLayerDone(layer, items_);
+    return !AllCancelled();
+  }
+  bool AllCancelled() const {
+    return std::all_of(items_.begin(), items_.end(),
+                       [](const WorkItem& item) { return item.sequence->cancelled(); });
+  }
+
+ private:
+  const std::span<const WorkItem> items_;
+  StepListener* const listener_;
+};
+
+Engine::Engine(std::unique_ptr<model::ModelRunner> runner, const EngineOptions& options)
+    : runner_(std::move(runner)),
+      options_(options),
+      pool_(runner_->kv().blocks()),
+      sampler_(options.vocab_size) {
+  LYNX_CHECK(options.max_step_rows > 0 && options.max_step_logits > 0);
+}
+
+Engine::~Engine() = default;
+
+int32_t Engine::LogitsRows(const WorkItem& item) {
+  const Sequence& sequence = *item.sequence;
+  const int32_t end = sequence.computed_tokens_ + item.tokens;
+  const auto known = static_cast<int32_t>(sequence.tokens_.size());
+  int32_t first = end == known ? end - 1 : end;
+  if (sequence.params_.prompt_logprobs) {
+    // Row r tells of token r + 1, so the prompt's last row tells of the first output token.
+    const int32_t scored_end = std::min(end, static_cast<int32_t>(sequence.prompt_tokens_) - 1);
+    const int32_t unscored = std::max(sequence.computed_tokens_, sequence.scored_rows_);
+    if (unscored < scored_end) first = std::min(first, unscored);
+  }
+  return end - first;
+}
+
+int32_t Engine::LargestChunk(Sequence& sequence, int32_t rows_left, int32_t logits_left) {
+  WorkItem item{&sequence, std::min(sequence.pending_tokens(), rows_left)};
+  if (item.tokens <= 0) return 0;
+  // Dropping rows from the end drops logits rows one for one, until none is wanted.
+  const int32_t excess = LogitsRows(item) - std::max(logits_left, 0);
+  return excess <= 0 ? item.tokens : std::max(item.tokens - excess, 0);
+}
+
+absl::Status Engine::BuildBatch() {
+  batch_.clear();
+  int64_t rows = 0;
+  int64_t logits_rows = 0;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const WorkItem& item = items_[i];
+    Sequence& sequence = *item.sequence;
+    const auto fail = [&](const auto&... reason) {
+      return absl::InvalidArgumentError(absl::StrCat("step item ", i, ": ", reason...));
+    };
+    if (sequence.in_step_) return fail("the sequence is in the step already");
+    sequence.in_step_ = true;
+    if (sequence.finished()) return fail("the sequence is finished");
+    if (item.tokens <= 0 || item.tokens > sequence.pending_tokens()) {
+      return fail("asks for ", item.tokens, " tokens, pending are ", sequence.pending_tokens());
+    }
+    const int32_t start = sequence.computed_tokens_;
+    if (sequence.lease_.capacity_tokens() < start + item.tokens) {
+      return fail("blocks hold ", sequence.lease_.capacity_tokens(), " tokens, needed are ",
+                  start + item.tokens);
+    }
+    if (sequence.params_.prompt_logprobs && start > sequence.scored_rows_ &&
+        sequence.scored_rows_ < static_cast<int32_t>(sequence.prompt_tokens_) - 1) {
+      return fail("prompt log-probabilities need every prompt row computed here, ",
+                  start - sequence.scored_rows_, " were not");
+    }
+    model::SequenceRows entry;
+    entry.tokens =
+        sequence.tokens().subspan(static_cast<size_t>(start), static_cast<size_t>(item.tokens));
+    entry.start = start;
+    entry.blocks = sequence.lease_.blocks();
+    entry.logits_rows = LogitsRows(item);
+    // One generated token is a decode row. Several are a recomputation, which goes as prompt: it
+    // has the same bits, and its plan is exact.
+    entry.decode = item.tokens == 1 && start >= static_cast<int32_t>(sequence.prompt_tokens_);
+    rows += item.tokens;
+    logits_rows += entry.logits_rows;
+    batch_.push_back(entry);
+  }
+  if (batch_.empty()) return absl::InvalidArgumentError("step without items");
+  if (rows > options_.max_step_rows || logits_rows > options_.max_step_logits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step of ", rows, " rows and ", logits_rows, " logits rows, bounds are ",
+                     options_.max_step_rows, " and ", options_.max_step_logits));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listener) {
+  completed_items_ = 0;
+  items_.assign(items.begin(), items.end());
+  Observer observer(items_, listener);
+  absl::Status status = BuildBatch();
+  const bool ran = status.ok();
+  if (ran) status = runner_->Step(batch_, &observer);
+  for (const WorkItem& item : items_) item.sequence->in_step_ = false;
+  if (!ran) return status;
+
+  ++stats_.steps;
+  if (results_.size() < items_.size()) results_.resize(items_.size());
+  if (absl::IsCancelled(status) && observer.AllCancelled()) {
+    ++stats_.abandoned_steps;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      ItemResult& result = results_[i];
+      result.status = absl::CancelledError("cancelled during a step");
+      result.has_token = false;
+      result.prompt_logprobs.clear();
+    }
+    completed_items_ = items_.size();
+    return absl::OkStatus();
+  }
+  LYNX_RETURN_IF_ERROR(status);
+
+  const std::span<const float> logits = runner_->logits();
+  const auto vocab_size = static_cast<size_t>(options_.vocab_size);
+  size_t offset = 0;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const size_t size = static_cast<size_t>(batch_[i].logits_rows) * vocab_size;
+    LYNX_CHECK_MSG(offset + size <= logits.size(), "the runner returned too few logits rows");
+    Finish(i, logits.subspan(offset, size));
+    offset += size;
+  }
+  completed_items_ = items_.size();
+  return absl::OkStatus();
+}
+
+// `logits` are the rows asked for, the last of them that of the item's last token.
+void Engine::Finish(size_t index, std::span<const float> logits) {
+  const WorkItem& item = items_[index];
+  Sequence& sequence = *item.sequence;
+  ItemResult& result = results_[index];
+  result.status = absl::OkStatus();
+  result.has_token = false;
+  // Keeps the entries' own buffers; the excess is dropped below.
+  size_t scored = 0;
+
+  stats_.rows += item.tokens;
+  sequence.computed_tokens_ += item.tokens;
+  const int32_t end = sequence.computed_tokens_;
+  const int32_t first_row = end - batch_[index].logits_rows;
+  const auto vocab_size = static_cast<size_t>(options_.vocab_size);
+  const auto row = [&](int32_t position) {
+    return logits.subspan(static_cast<size_t>(position - first_row) * vocab_size, vocab_size);
+  };
+
+  if (sequence.cancelled()) {
+    result.status = absl::CancelledError("cancelled during a step");
+  } else if (sequence.params_.prompt_logprobs) {
+    const int32_t scored_end = std::min(end, static_cast<int32_t>(sequence.prompt_tokens_) - 1);
+    for (int32_t r = std::max(first_row, sequence.scored_rows_);
+         r < scored_end && result.status.ok(); ++r) {
+      if (result.prompt_logprobs.size() == scored) result.prompt_logprobs.emplace_back();
+      result.status = sampler_.Score(row(r), sequence.tokens_[static_cast<size_t>(r) + 1],
+                                     std::max(sequence.params_.top_logprobs, 0),
+                                     result.prompt_logprobs[scored]);
+      ++scored;
+    }
+    sequence.scored_rows_ = std::max(sequence.scored_rows_, scored_end);
+  }
+  result.prompt_logprobs.resize(scored);
+
+  if (result.status.ok() && sequence.pending_tokens() == 0) {
+    result.status =
+        sampler_.Sample(row(end - 1), sequence.params_, sequence.sampler_state_, result.token);
+    if (result.status.ok()) {
+      result.has_token = true;
+      sequence.Append(result.token.id);
+      ++stats_.sampled_tokens;
+    }
+  }
+  if (absl::IsInternal(result.status)) {
+    ++stats_.broken_logits;
+    result.status = absl::InternalError(
+        absl::StrCat("position ", end - 1, ": ", std::string(result.status.message())));
+  }
+}
+
+}  // namespace lynx::engine

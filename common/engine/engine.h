@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/dtype.h"
+#include "common/engine/sampler.h"
+#include "common/engine/sequence.h"
+#include "common/kv/block_pool.h"
+#include "common/model/model_runner.h"
+
+namespace lynx::engine {
+
+// What a step is to do for one sequence: compute its next `tokens` tokens. When no token is pending
+// after that, the step samples the next one.
+struct WorkItem {
+  Sequence* sequence = nullptr;
+  int32_t tokens = 0;  // [1, sequence->pending_tokens()]
+};
+
+// What came of one WorkItem.
+struct ItemResult {
+  // OK         the KV is computed, and `token` sampled if `has_token`; the sequence has both.
+  // Cancelled  the sequence was cancelled: nothing was sampled. Free it.
+  // Internal   the model's logits are broken: fail the sequence.
+  absl::Status status;
+  bool has_token = false;
+  SampledToken token;
+  // With params.prompt_logprobs: entries for the prompt tokens after those reported earlier, in
+  // order; prompt token 0 has none. Each is reported once, even when recomputed.
+  std::vector<SampledToken> prompt_logprobs;
+};
+
+// Hears of a step's progress on the stepping thread.
+class StepListener {
+ public:
+  virtual ~StepListener() = default;
+  // KV of all rows of `items` is final for layers 0..layer, and may be read by other threads from
+  // now on (pushed to a decode node while the next layer computes).
+  virtual void OnLayerDone(int32_t layer, std::span<const WorkItem> items) = 0;
+};
+
+struct EngineOptions {
+  int32_t vocab_size = 0;       // The model's.
+  int32_t max_step_rows = 0;    // As in RunnerOptions.
+  int32_t max_step_logits = 0;  // As in RunnerOptions.
+};
+
+// Monotonic counts, for metrics.
+struct EngineStats {
+  int64_t steps = 0;
+  int64_t abandoned_steps = 0;  // Given up because every sequence was cancelled.
+  int64_t rows = 0;             // Of completed steps.
+  int64_t sampled_tokens = 0;
+  int64_t broken_logits = 0;  // Sequences that got Internal.
+};
+
+// Advances sequences by whole steps: turns work items into a batch, runs the model and samples.
+// Which sequences run, and how long their chunks are, is the caller's scheduling.
+//
+// Exactness: tokens and log-probabilities of a sequence depend on its prompt, output and params
+// alone (and the runner's numeric class), whatever shares its steps and however it was cut.
+//
+// Who may free what, when: a step reads and writes blocks of all its sequences until Step()
+// returns, those of cancelled sequences included, since one row of a running pass cannot be taken
+// out. So blocks are freed by the stepping thread between steps, never by the canceller; Sequence
+// checks this. A step whose sequences are all cancelled ends at the next layer; otherwise the
+// cancelled one waits for the step's end. When the listener handed blocks to another reader, that
+// reader must be done as well, or own the lease (Sequence::TakeBlocks).
+//
+// One thread at a time. Outlives its sequences' blocks.
+class Engine {
+ public:
+  Engine(std::unique_ptr<model::ModelRunner> runner, const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Runs one step and stores what came of each item. `listener` may be null.
+  //   InvalidArgument  an item breaks a bound (tokens, blocks too few, sequence finished or named
+  //                    twice) or the items together exceed the step's rows or logits; nothing was
+  //                    computed.
+  //   other errors     of the runner: no sequence has changed, the KV of the step's rows is
+  //                    undefined, and they are still pending.
+  // No allocation per token once buffers have grown to the largest step seen.
+  absl::Status Step(std::span<const WorkItem> items, StepListener* listener = nullptr);
+
+  // One per item of the last Step, in its order; empty when it failed. Valid until the next.
+  std::span<const ItemResult> results() const { return {results_.data(), completed_items_}; }
+
+  // Logits rows that a step needs for the item.
+  static int32_t LogitsRows(const WorkItem& item);
+  // The largest number of the sequence's pending tokens that fits in what is left of a step's
+  // budgets; 0 when nothing fits.
+  static int32_t LargestChunk(Sequence& sequence, int32_t rows_left, int32_t logits_left);
+
+  kv::BlockPool& pool() { return pool_; }
+  model::ModelRunner& runner() { return *runner_; }
+  const EngineOptions& options() const { return options_; }
+  const EngineStats& stats() const { return stats_; }
+
+ private:
+  class Observer;
+  absl::Status BuildBatch();  // Marks the sequences of items_ up to the bad one as in the step.
+  void Finish(size_t index, std::span<const float> logits);
+
+  const std::unique_ptr<model::ModelRunner> runner_;
+  const EngineOptions options_;
+  kv::BlockPool pool_;
+  Sampler sampler_;
+  EngineStats stats_;
+  // Of the running or last step; kept for their capacity.
+  std::vector<WorkItem> items_;
+  std::vector<model::SequenceRows> batch_;
+  std::vector<ItemResult> results_;
+  size_t completed_items_ = 0;  // Leading results_ that are of the last step.
+};
+
+}  // namespace lynx::engine

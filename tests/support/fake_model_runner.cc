@@ -1,0 +1,116 @@
+#include "tests/support/fake_model_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::testing {
+namespace {
+
+// The finaliser of SplitMix64.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+kv::KvLayout Layout(int32_t layers) {
+  return {.layers = layers, .kv_heads = 1, .head_dim = 2, .dtype = DType::kF32};
+}
+
+// K of one token in one layer: 8 bytes, a hash.
+std::byte* Slot(kv::KvArena& arena, const model::SequenceRows& rows, int32_t layer,
+                int32_t position) {
+  const kv::BlockId block = rows.blocks[static_cast<size_t>(position / kv::kBlockTokens)];
+  return arena.BlockLayer(layer, block) + (position % kv::kBlockTokens) * sizeof(uint64_t);
+}
+
+}  // namespace
+
+FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
+  auto arena = kv::KvArena::Create(Layout(options.layers), options.kv_blocks);
+  LYNX_CHECK_MSG(arena.ok(), arena.status().ToString());
+  arena_ = *std::move(arena);
+  stats_.active_experts.assign(static_cast<size_t>(options.layers), 0);
+}
+
+absl::Status FakeModelRunner::Check(std::span<const model::SequenceRows> batch) const {
+  int64_t rows = 0;
+  int64_t logits_rows = 0;
+  for (const model::SequenceRows& entry : batch) {
+    const auto count = static_cast<int64_t>(entry.tokens.size());
+    const bool in_vocabulary =
+        std::all_of(entry.tokens.begin(), entry.tokens.end(),
+                    [&](TokenId token) { return token >= 0 && token < options_.vocab_size; });
+    const bool blocks_exist =
+        std::all_of(entry.blocks.begin(), entry.blocks.end(),
+                    [&](kv::BlockId block) { return block >= 0 && block < options_.kv_blocks; });
+    const auto held = static_cast<int64_t>(entry.blocks.size()) * kv::kBlockTokens;
+    if (count == 0 || entry.start < 0 || entry.start + count > held || !in_vocabulary ||
+        !blocks_exist || entry.logits_rows < 0 || entry.logits_rows > count) {
+      return absl::InvalidArgumentError("a sequence breaks a bound of SequenceRows");
+    }
+    rows += count;
+    logits_rows += entry.logits_rows;
+  }
+  if (rows == 0 || rows > options_.max_step_rows || logits_rows > options_.max_step_logits) {
+    return absl::InvalidArgumentError(absl::StrCat(rows, " rows, ", logits_rows, " logits rows"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
+                                   model::StepObserver* observer) {
+  LYNX_RETURN_IF_ERROR(Check(batch));
+  LYNX_RETURN_IF_ERROR(std::exchange(next_status_, absl::OkStatus()));
+  for (int32_t layer = 0; layer < options_.layers; ++layer) {
+    for (const model::SequenceRows& rows : batch) {
+      for (size_t i = 0; i < rows.tokens.size(); ++i) {
+        const int32_t position = rows.start + static_cast<int32_t>(i);
+        const uint64_t key =
+            Mix(Mix(static_cast<uint64_t>(rows.tokens[i])) +
+                Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
+        std::memcpy(Slot(*arena_, rows, layer, position), &key, sizeof(key));
+      }
+    }
+    if (observer != nullptr && !observer->OnLayerDone(layer)) {
+      return absl::CancelledError("the observer abandoned the step");
+    }
+  }
+  logits_.clear();
+  for (const model::SequenceRows& rows : batch) {
+    const int32_t end = rows.start + static_cast<int32_t>(rows.tokens.size());
+    for (int32_t p = end - rows.logits_rows; p < end; ++p) AppendLogits(rows, p);
+  }
+  return absl::OkStatus();
+}
+
+void FakeModelRunner::AppendLogits(const model::SequenceRows& rows, int32_t position) {
+  uint64_t hash = 0;
+  for (int32_t layer = 0; layer < options_.layers; ++layer) {
+    for (int32_t p = 0; p <= position; ++p) {
+      uint64_t key = 0;
+      std::memcpy(&key, Slot(*arena_, rows, layer, p), sizeof(key));
+      hash = Mix(hash ^ key);
+    }
+  }
+  for (int32_t v = 0; v < options_.vocab_size; ++v) {
+    const uint64_t bits = Mix(hash + static_cast<uint64_t>(v));
+    logits_.push_back(static_cast<float>(bits >> 40) * 0x1p-21f - 4.0f);  // [-4, 4)
+  }
+  if (rows.tokens[static_cast<size_t>(position - rows.start)] == poisoned_token_) {
+    logits_.back() = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+const model::ModelSpec& FakeModelRunner::spec() const {
+  internal::CheckFailed("spec()", "a fake runner has no model spec", __FILE__, __LINE__);
+}
+
+}  // namespace lynx::testing

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/kv/kv_arena.h"
+#include "common/model/model_runner.h"
+
+namespace lynx::testing {
+
+// A ModelRunner without weights: the KV of a row is a hash of its token and position, and its
+// logits are a hash of all KV of the sequence up to it, read back from the arena. So a wrong block,
+// a missing row, a stale or overwritten one changes the answer, as with a real model; and the same
+// tokens give the same bits however they were batched and cut.
+class FakeModelRunner final : public model::ModelRunner {
+ public:
+  struct Options {
+    int32_t vocab_size = 97;
+    int32_t layers = 3;
+    int32_t kv_blocks = 64;
+    int32_t max_step_rows = 64;
+    int32_t max_step_logits = 64;
+  };
+  explicit FakeModelRunner(const Options& options);
+
+  absl::Status Step(std::span<const model::SequenceRows> batch,
+                    model::StepObserver* observer) override;
+  std::span<const float> logits() const override { return logits_; }
+  const model::StepStats& stats() const override { return stats_; }
+  const model::ModelSpec& spec() const override;
+  kv::KvArena& kv() override { return *arena_; }
+  const std::string& numeric_class() const override { return numeric_class_; }
+  const std::string& compatibility_hash() const override { return compatibility_hash_; }
+
+  // Faults. The logits that follow `token` get a NaN; the next Step fails with `status`.
+  void PoisonLogitsAfter(TokenId token) { poisoned_token_ = token; }
+  void FailNextStep(absl::Status status) { next_status_ = std::move(status); }
+
+ private:
+  absl::Status Check(std::span<const model::SequenceRows> batch) const;
+  void AppendLogits(const model::SequenceRows& rows, int32_t position);
+
+  const Options options_;
+  std::unique_ptr<kv::KvArena> arena_;
+  std::vector<float> logits_;
+  model::StepStats stats_;
+  const std::string numeric_class_ = "fake";
+  const std::string compatibility_hash_ = "fake";
+  TokenId poisoned_token_ = -1;
+  absl::Status next_status_;
+};
+
+}  // namespace lynx::testing
