@@ -1,0 +1,48 @@
+#include "services/router/placement/least_load.h"
+
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+
+namespace lynx::router {
+namespace {
+
+// The candidate of lowest cost; among equals the first id above `last`, else the lowest id.
+template <typename Candidate, typename Cost>
+const Candidate* Lowest(std::span<const Candidate> candidates, NodeId last, Cost cost) {
+  const auto rank = [&](const Candidate& c) {
+    return std::make_tuple(cost(c), c.node <= last, c.node);
+  };
+  const Candidate* best = nullptr;
+  for (const Candidate& c : candidates) {
+    if (best == nullptr || rank(c) < rank(*best)) best = &c;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<NodeId> LeastLoad::PickDecode(std::span<const DecodeCandidate> candidates,
+                                            const PlacementRequest& request) {
+  std::vector<DecodeCandidate> roomy;
+  for (const DecodeCandidate& c : candidates) {
+    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
+  }
+  const DecodeCandidate* best =
+      Lowest(std::span<const DecodeCandidate>(roomy), last_decode_,
+             [](const DecodeCandidate& c) { return std::make_pair(c.load, -c.free_blocks); });
+  if (best == nullptr) return std::nullopt;
+  return last_decode_ = best->node;
+}
+
+NodeId LeastLoad::PickPrefill(std::span<const PrefillCandidate> candidates,
+                              const PlacementRequest&) {
+  const PrefillCandidate* best =
+      Lowest(candidates, last_prefill_, [](const PrefillCandidate& c) { return c.queued_tokens; });
+  LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
+  return last_prefill_ = best->node;
+}
+
+}  // namespace lynx::router

@@ -1,0 +1,90 @@
+#include "services/router/placement/load_tracker.h"
+
+#include <algorithm>
+
+namespace lynx::router {
+
+void LoadTracker::Reserving(NodeId node, int64_t blocks) {
+  Load& load = nodes_[node];
+  load.reserving_blocks += blocks;
+  ++load.sequences;
+  ++load.sequences_since;
+}
+
+void LoadTracker::Granted(NodeId node, int64_t blocks) {
+  auto it = nodes_.find(node);
+  if (it == nodes_.end()) return;
+  it->second.reserving_blocks -= blocks;
+  it->second.granted_blocks_since += blocks;
+}
+
+void LoadTracker::Released(NodeId node, int64_t blocks, bool granted) {
+  auto it = nodes_.find(node);
+  if (it == nodes_.end()) return;
+  Load& load = it->second;
+  if (granted) {
+    // Granted before the last heartbeat: the heartbeat's own count still holds them.
+    load.granted_blocks_since = std::max<int64_t>(load.granted_blocks_since - blocks, 0);
+  } else {
+    load.reserving_blocks -= blocks;
+  }
+  --load.sequences;
+  load.sequences_since = std::min(load.sequences_since, load.sequences);
+  DropIfIdle(node);
+}
+
+void LoadTracker::PromptSent(NodeId node, int64_t tokens) {
+  Load& load = nodes_[node];
+  load.prompt_tokens += tokens;
+  load.prompt_tokens_since += tokens;
+  ++load.prompts;
+}
+
+void LoadTracker::PromptDone(NodeId node, int64_t tokens) {
+  auto it = nodes_.find(node);
+  if (it == nodes_.end()) return;
+  Load& load = it->second;
+  load.prompt_tokens -= tokens;
+  load.prompt_tokens_since = std::min(load.prompt_tokens_since, load.prompt_tokens);
+  --load.prompts;
+  DropIfIdle(node);
+}
+
+void LoadTracker::OnStatus(NodeId node) {
+  auto it = nodes_.find(node);
+  if (it == nodes_.end()) return;
+  it->second.granted_blocks_since = 0;
+  it->second.sequences_since = 0;
+  it->second.prompt_tokens_since = 0;
+}
+
+void LoadTracker::OnGone(NodeId node) { nodes_.erase(node); }
+
+DecodeCandidate LoadTracker::Decode(const Member& member) const {
+  const proto::NodeStatus& status = member.status;
+  DecodeCandidate candidate{member.id, status.kv_blocks_free(),
+                            int64_t{status.running_sequences()} + status.waiting_sequences()};
+  auto it = nodes_.find(member.id);
+  if (it == nodes_.end()) return candidate;
+  const Load& load = it->second;
+  candidate.free_blocks -= load.reserving_blocks + load.granted_blocks_since;
+  candidate.load = std::max(candidate.load + load.sequences_since, load.sequences);
+  return candidate;
+}
+
+PrefillCandidate LoadTracker::Prefill(const Member& member) const {
+  PrefillCandidate candidate{member.id, member.status.queued_prompt_tokens()};
+  auto it = nodes_.find(member.id);
+  if (it == nodes_.end()) return candidate;
+  // Our own unanswered prompts are there whatever the heartbeat says.
+  candidate.queued_tokens =
+      std::max(candidate.queued_tokens + it->second.prompt_tokens_since, it->second.prompt_tokens);
+  return candidate;
+}
+
+void LoadTracker::DropIfIdle(NodeId node) {
+  auto it = nodes_.find(node);
+  if (it->second.sequences == 0 && it->second.prompts == 0) nodes_.erase(it);
+}
+
+}  // namespace lynx::router

@@ -1,0 +1,539 @@
+#include "services/router/session/cluster_service.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/kv/kv_layout.h"
+#include "common/telemetry/log.h"
+
+namespace lynx::router {
+namespace {
+
+int64_t TotalTokens(const SequenceRequest& request) {
+  return static_cast<int64_t>(request.prompt.size()) + request.sampling.max_new_tokens();
+}
+
+// What decode needs free to take a hand-off: the prompt and room for the next token.
+int64_t BlocksNow(const SequenceRequest& request) {
+  return kv::BlocksFor(static_cast<int64_t>(request.prompt.size()) + 1);
+}
+
+// A node that does not tell a limit (0) is not limited by it.
+bool Within(int64_t need, int64_t limit) { return limit <= 0 || need <= limit; }
+
+uint32_t Milliseconds(absl::Duration duration) {
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, UINT32_MAX));
+}
+
+}  // namespace
+
+ClusterService::ClusterService(Options options, EventLoop& loop, NodeRegistry& nodes,
+                               std::unique_ptr<PlacementPolicy> policy,
+                               telemetry::Registry& metrics, std::function<uint64_t()> draw_id)
+    : options_(std::move(options)),
+      loop_(loop),
+      nodes_(nodes),
+      policy_(std::move(policy)),
+      metrics_(metrics),
+      draw_id_(std::move(draw_id)),
+      admission_(options_.admission) {}
+
+ClusterService::~ClusterService() {
+  LYNX_CHECK_MSG(entries_.empty(), "sequences left: call Shutdown first");
+  *alive_ = false;
+  loop_.CancelTimer(timer_);
+}
+
+absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, SequenceSink& sink) {
+  LYNX_CHECK(!request.prompt.empty() && request.sampling.max_new_tokens() > 0);
+  const absl::Time now = loop_.Now();
+  const auto reject = [&](Rejection reason, absl::Status status) {
+    metrics_.Rejected(reason);
+    metrics_.Ended(Outcome::kRejected);
+    return status;
+  };
+  if (draining_) {
+    return reject(Rejection::kDraining, absl::UnavailableError("this router is shutting down"));
+  }
+  if (!nodes_.ready()) {
+    return reject(Rejection::kNotReady, absl::UnavailableError(nodes_.not_ready_reason()));
+  }
+  request.deadline = std::min(request.deadline, now + options_.max_duration);
+  auto entry = std::make_unique<Entry>(std::move(request), options_.session, now, sink);
+  if (!FitsAny(entry->session, /*only_ready=*/false)) {
+    return reject(Rejection::kTooLarge, TooLarge(entry->session.request()));
+  }
+  const SequenceId id = draw_id_();
+  LYNX_CHECK(!entries_.contains(id));
+  if (absl::Status entered = admission_.Enter(id, now, entry->ticket); !entered.ok()) {
+    return reject(Rejection::kQueueFull, std::move(entered));
+  }
+  Watch(id, *entries_.emplace(id, std::move(entry)).first->second);
+  Pump();
+  UpdateGauges();
+  return id;
+}
+
+void ClusterService::Cancel(SequenceId id) {
+  auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  Entry& entry = *it->second;
+  if (entry.session.state() == SequenceState::kQueued) {
+    metrics_.LeftQueue(QueueOutcome::kCancelled, loop_.Now() - entry.session.times().queued);
+  }
+  const Effects effects = entry.session.OnCancel();
+  for (const Effects::Message& cancel : effects.cancels) {
+    SendCancel(cancel.node, cancel.wire_id, "the client left");
+  }
+  metrics_.Ended(Outcome::kCancelled);
+  Forget(id);
+}
+
+ClusterView ClusterService::View() const {
+  ClusterView view;
+  if (draining_) {
+    view.reason = "this router is shutting down";
+    return view;
+  }
+  view.ready = nodes_.ready();
+  if (!view.ready) view.reason = nodes_.not_ready_reason();
+  return view;
+}
+
+void ClusterService::Drain() { draining_ = true; }
+
+void ClusterService::Shutdown() {
+  Drain();
+  while (!entries_.empty()) {
+    const SequenceId id = entries_.begin()->first;
+    Effects effects = entries_.begin()->second->session.OnCancel();
+    effects.end = SequenceEnd{absl::UnavailableError("this router is shutting down")};
+    Apply(id, std::move(effects));
+  }
+}
+
+bool ClusterService::Idle() const {
+  return entries_.empty() && wires_.empty() && deadlines_.empty() && loads_.empty() &&
+         admission_.queued() == 0 && admission_.in_flight() == 0;
+}
+
+void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
+  resting_.erase(node);
+  std::vector<SequenceId> touched;
+  for (const auto& [id, entry] : entries_) {
+    if (entry->session.decode() == node || entry->session.prefill() == node) touched.push_back(id);
+  }
+  // The order of a hash map must not decide who is placed again first; arrival does, in the queue.
+  for (const SequenceId id : touched) {
+    auto it = entries_.find(id);
+    if (it != entries_.end()) Apply(id, it->second->session.OnNodeGone(node, why, loop_.Now()));
+  }
+  loads_.OnGone(node);
+  SchedulePump();
+}
+
+void ClusterService::OnNodeStatus(NodeId node) {
+  loads_.OnStatus(node);
+  resting_.erase(node);
+  SchedulePump();
+}
+
+void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
+  const absl::Time now = loop_.Now();
+  switch (envelope.body_case()) {
+    case proto::Envelope::kGrant:
+      OnSequence(from, envelope.grant().sequence(), true, [&](SequenceSession& session) {
+        return session.OnGranted(from, envelope.grant().grant(), now);
+      });
+      return;
+    case proto::Envelope::kRefused: {
+      const proto::Refused& refused = envelope.refused();
+      OnSequence(from, refused.sequence(), false, [&](SequenceSession& session) {
+        Effects effects = session.OnRefused(from, refused, now);
+        if (!effects.ignored && (refused.reason() == proto::Refused::REASON_BUSY ||
+                                 refused.reason() == proto::Refused::REASON_NOT_READY)) {
+          resting_.insert(from);
+        }
+        return effects;
+      });
+      return;
+    }
+    case proto::Envelope::kFirstToken:
+      OnSequence(from, envelope.first_token().sequence(), true, [&](SequenceSession& session) {
+        return session.OnFirstToken(from, envelope.first_token(), now);
+      });
+      return;
+    case proto::Envelope::kTokenBatch:
+      for (const proto::TokenBatch::Entry& entry : envelope.token_batch().entries()) {
+        OnSequence(from, entry.sequence(), true,
+                   [&](SequenceSession& session) { return session.OnTokens(from, entry, now); });
+      }
+      return;
+    case proto::Envelope::kTerminal:
+      OnSequence(from, envelope.terminal().sequence(), false, [&](SequenceSession& session) {
+        return session.OnTerminal(from, envelope.terminal(), now);
+      });
+      return;
+    default:
+      metrics_.ignored_unexpected.Increment();
+      return;
+  }
+}
+
+template <typename Handle>
+void ClusterService::OnSequence(NodeId from, uint64_t wire_id, bool cancel_unknown, Handle handle) {
+  auto wire = wires_.find(wire_id);
+  if (wire == wires_.end()) {
+    metrics_.ignored_unknown_sequence.Increment();
+    if (cancel_unknown) SendCancel(from, wire_id, "unknown to the router");
+    return;
+  }
+  const SequenceId id = wire->second;
+  Apply(id, handle(entries_.at(id)->session));
+}
+
+void ClusterService::Apply(SequenceId id, Effects effects) {
+  Entry* entry = entries_.at(id).get();
+  if (effects.ignored) {
+    metrics_.ignored_unexpected.Increment();
+    return;
+  }
+  const SequenceRequest& request = entry->session.request();
+  for (const Effects::Message& cancel : effects.cancels) {
+    SendCancel(cancel.node, cancel.wire_id, "given up by the router");
+  }
+  if (effects.retry.has_value()) {
+    metrics_.Retried(effects.retry->first, effects.retry->second);
+    telemetry::LogWarning("sequence starts over", {{"request_id", request.request_id},
+                                                   {"stage", Name(effects.retry->first)},
+                                                   {"reason", Name(effects.retry->second)}});
+  }
+  if (effects.requeue) {
+    admission_.Requeue(entry->ticket, id);
+    SchedulePump();
+  }
+  Measure(*entry);
+  Settle(id, *entry);
+  UpdateGauges();
+  if (effects.place_prefill) {
+    PlacePrefill(id);
+    return;
+  }
+
+  // Everything is consistent from here on, as a sink may call back into this object.
+  if (effects.first.has_value()) {
+    entry->sink.OnFirstToken(*effects.first);
+    if (!entries_.contains(id)) return;
+  }
+  if (!effects.tokens.empty()) {
+    entry->sink.OnTokens(effects.tokens);
+    if (!entries_.contains(id)) return;
+  }
+  if (!effects.end.has_value()) return;
+  effects.end->retry_after = admission_.RetryAfter();
+  if (effects.end->status.ok()) {
+    metrics_.Ended(Outcome::kFinished);
+  } else {
+    metrics_.Ended(Outcome::kFailed);
+    telemetry::LogWarning("sequence failed", {{"request_id", request.request_id},
+                                              {"status", effects.end->status.ToString()}});
+  }
+  SequenceSink& sink = entry->sink;
+  Forget(id);
+  sink.OnEnd(*effects.end);
+}
+
+void ClusterService::PlacePrefill(SequenceId id) {
+  Entry& entry = *entries_.at(id);
+  SequenceSession& session = entry.session;
+  const absl::Time now = loop_.Now();
+  const Member* decode = nodes_.nodes().Find(session.decode());
+  const std::string hash = !session.grant().compatibility_hash().empty()
+                               ? session.grant().compatibility_hash()
+                           : decode != nullptr ? decode->status.compatibility_hash()
+                                               : std::string();
+  const PlacementRequest request{session.request().prompt,
+                                 static_cast<int32_t>(BlocksNow(session.request()))};
+  for (;;) {
+    std::vector<PrefillCandidate> preferred;
+    std::vector<PrefillCandidate> others;
+    for (const Member* member : nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL, hash)) {
+      if (decode == nullptr || !Fits(*decode, *member, session) || resting_.contains(member->id) ||
+          session.prefill_refused().contains(member->id)) {
+        continue;
+      }
+      (session.avoid().contains(member->id) ? others : preferred)
+          .push_back(loads_.Prefill(*member));
+    }
+    if (preferred.empty()) preferred.swap(others);
+    if (preferred.empty()) {
+      Apply(id, session.OnNoPrefill(now));
+      return;
+    }
+    const NodeId node = policy_->PickPrefill(preferred, request);
+    proto::Envelope envelope;
+    proto::Prefill& prefill = *envelope.mutable_prefill();
+    prefill.set_sequence(session.wire_id());
+    prefill.mutable_tokens()->Add(session.request().prompt.begin(), session.request().prompt.end());
+    *prefill.mutable_sampling() = session.request().sampling;
+    *prefill.mutable_grant() = session.grant();
+    prefill.set_deadline_ms(Milliseconds(
+        std::min(session.request().deadline - now, options_.session.first_token_timeout)));
+    if (!nodes_.Send(node, std::move(envelope)).ok()) {
+      resting_.insert(node);
+      continue;
+    }
+    metrics_.disaggregated.Increment();
+    Apply(id, session.OnPrefillSent(node, now));
+    return;
+  }
+}
+
+void ClusterService::SchedulePump() {
+  if (pump_scheduled_ || admission_.queued() == 0) return;
+  pump_scheduled_ = true;
+  loop_.Post([this, alive = alive_] {
+    if (!*alive) return;
+    pump_scheduled_ = false;
+    Pump();
+    UpdateGauges();
+  });
+}
+
+void ClusterService::Pump() {
+  // Strictly in order of arrival, so that no size of request starves; but one that fits no ready
+  // pair at all waits aside, or it would hold up everyone until its time is over.
+  auto next = admission_.queue().begin();
+  while (admission_.may_dispatch() && next != admission_.queue().end()) {
+    const auto [ticket, id] = *next++;
+    bool can_wait = false;
+    if (!TryDispatch(id, *entries_.at(id), can_wait) && can_wait) return;
+  }
+}
+
+bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
+  SequenceSession& session = entry.session;
+  const SequenceRequest& request = session.request();
+  const absl::Time now = loop_.Now();
+  const PlacementRequest placement{request.prompt, static_cast<int32_t>(BlocksNow(request))};
+  for (;;) {
+    std::vector<DecodeCandidate> all;
+    std::vector<DecodeCandidate> preferred;
+    can_wait = false;
+    for (const Member* decode : nodes_.nodes().ReadyNodes(proto::ROLE_DECODE)) {
+      bool fits = false;
+      bool prefill_free = false;
+      for (const Member* prefill :
+           nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL, decode->status.compatibility_hash())) {
+        if (!Fits(*decode, *prefill, session)) continue;
+        fits = true;
+        prefill_free = prefill_free || !resting_.contains(prefill->id);
+      }
+      can_wait = can_wait || fits;
+      if (!fits || !prefill_free || resting_.contains(decode->id)) continue;
+      all.push_back(loads_.Decode(*decode));
+      if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
+    }
+    std::optional<NodeId> node = policy_->PickDecode(preferred, placement);
+    if (!node.has_value()) node = policy_->PickDecode(all, placement);
+    if (!node.has_value()) return false;
+
+    const uint64_t wire_id = draw_id_();
+    proto::Envelope envelope;
+    proto::Reserve& reserve = *envelope.mutable_reserve();
+    reserve.set_sequence(wire_id);
+    reserve.set_prompt_tokens(static_cast<int32_t>(request.prompt.size()));
+    reserve.set_max_new_tokens(request.sampling.max_new_tokens());
+    reserve.set_lease_ms(Milliseconds(options_.grant_lease));
+    if (!nodes_.Send(*node, std::move(envelope)).ok()) {
+      resting_.insert(*node);
+      continue;
+    }
+    metrics_.LeftQueue(QueueOutcome::kDispatched, now - session.times().queued);
+    metrics_.StageTook(Stage::kQueue, now - session.times().queued);
+    admission_.Dispatch(entry.ticket, now);
+    session.OnReserveSent(*node, wire_id, now);
+    Settle(id, entry);
+    return true;
+  }
+}
+
+bool ClusterService::Fits(const Member& decode, const Member& prefill,
+                          const SequenceSession& session) const {
+  const int64_t prompt = static_cast<int64_t>(session.request().prompt.size());
+  const int64_t total = TotalTokens(session.request());
+  return Within(kv::BlocksFor(total), decode.status.kv_blocks_total()) &&
+         Within(total, decode.status.max_context_tokens()) &&
+         Within(kv::BlocksFor(prompt), prefill.status.kv_blocks_total()) &&
+         Within(prompt, prefill.status.max_context_tokens()) &&
+         !session.too_small().contains(decode.id) && !session.too_small().contains(prefill.id);
+}
+
+bool ClusterService::FitsAny(const SequenceSession& session, bool only_ready) const {
+  for (const auto& [decode_endpoint, decode] : nodes_.nodes().members()) {
+    for (const auto& [prefill_endpoint, prefill] : nodes_.nodes().members()) {
+      if (decode.role != proto::ROLE_DECODE || prefill.role != proto::ROLE_PREFILL) continue;
+      const auto counts = [&](const Member& m) {
+        return m.state == MemberState::kReady || (!only_ready && m.state == MemberState::kSuspect);
+      };
+      if (counts(decode) && counts(prefill) &&
+          decode.status.compatibility_hash() == prefill.status.compatibility_hash() &&
+          Fits(decode, prefill, session)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
+  int64_t decode_blocks = 0;
+  int64_t prefill_blocks = 0;
+  for (const auto& [endpoint, member] : nodes_.nodes().members()) {
+    if (member.id == 0) continue;
+    int64_t& most = member.role == proto::ROLE_DECODE ? decode_blocks : prefill_blocks;
+    most = std::max<int64_t>(most, member.status.kv_blocks_total());
+  }
+  return absl::OutOfRangeError(absl::StrCat(
+      "the prompt's ", request.prompt.size(), " tokens and ", request.sampling.max_new_tokens(),
+      " new ones need ", kv::BlocksFor(TotalTokens(request)),
+      " blocks of KV memory; the largest decode node has ", decode_blocks,
+      ", the largest prefill node ", prefill_blocks, " for the prompt"));
+}
+
+void ClusterService::SendCancel(NodeId node, uint64_t wire_id, const char* reason) {
+  proto::Envelope envelope;
+  envelope.mutable_cancel()->set_sequence(wire_id);
+  envelope.mutable_cancel()->set_reason(reason);
+  // A node that cannot be reached cancels by itself once it misses our heartbeats.
+  nodes_.Send(node, std::move(envelope)).IgnoreError();
+}
+
+void ClusterService::Settle(SequenceId id, Entry& entry) {
+  const SequenceSession& session = entry.session;
+  if (entry.wire_id != session.wire_id()) {
+    if (entry.wire_id != 0) wires_.erase(entry.wire_id);
+    if (session.wire_id() != 0) LYNX_CHECK(wires_.emplace(session.wire_id(), id).second);
+    entry.wire_id = session.wire_id();
+  }
+  const int64_t blocks = BlocksNow(session.request());
+  if (entry.charged_decode != 0 && entry.charged_decode != session.decode()) {
+    loads_.Released(entry.charged_decode, blocks, entry.charged_as_granted);
+    resting_.erase(entry.charged_decode);
+    entry.charged_decode = 0;
+    entry.charged_as_granted = false;
+    SchedulePump();
+  }
+  if (session.decode() != 0 && entry.charged_decode == 0) {
+    loads_.Reserving(session.decode(), blocks);
+    entry.charged_decode = session.decode();
+  }
+  if (entry.charged_decode != 0 && session.granted() && !entry.charged_as_granted) {
+    loads_.Granted(entry.charged_decode, blocks);
+    entry.charged_as_granted = true;
+  }
+  const int64_t tokens = static_cast<int64_t>(session.request().prompt.size());
+  const NodeId prefill = session.state() == SequenceState::kPrefilling ? session.prefill() : 0;
+  if (entry.charged_prefill != 0 && entry.charged_prefill != prefill) {
+    loads_.PromptDone(entry.charged_prefill, tokens);
+    entry.charged_prefill = 0;
+  }
+  if (prefill != 0 && entry.charged_prefill == 0) {
+    loads_.PromptSent(prefill, tokens);
+    entry.charged_prefill = prefill;
+  }
+  Watch(id, entry);
+}
+
+void ClusterService::Watch(SequenceId id, Entry& entry) {
+  const absl::Time due = entry.session.deadline();
+  // Deadlines mostly move later, with every token: the old one may fire and look again.
+  if (due >= entry.watched && entry.session.state() != SequenceState::kDone) return;
+  if (entry.watched != absl::InfiniteFuture()) deadlines_.erase({entry.watched, id});
+  entry.watched = due;
+  if (due == absl::InfiniteFuture()) return;
+  deadlines_.insert({due, id});
+  ArmTimer();
+}
+
+void ClusterService::Forget(SequenceId id) {
+  auto it = entries_.find(id);
+  Settle(id, *it->second);
+  admission_.Leave(it->second->ticket);
+  entries_.erase(it);
+  UpdateGauges();
+  SchedulePump();
+}
+
+void ClusterService::Measure(Entry& entry) {
+  const SequenceSession::Times& t = entry.session.times();
+  const absl::Time past = absl::InfinitePast();
+  if (t.first_token == past) {
+    entry.measured = 0;
+    return;
+  }
+  if (entry.measured == 0) {
+    entry.measured = 1;
+    metrics_.StageTook(Stage::kReserve, t.granted - t.reserved);
+    metrics_.StageTook(Stage::kPrefill, t.first_token - t.prefill_sent);
+  }
+  if (entry.measured == 1 && t.second_token != past) {
+    entry.measured = 2;
+    const absl::Time taken_over = std::max(t.handed_off, t.first_token);
+    metrics_.StageTook(Stage::kKvTransfer, taken_over - t.first_token);
+    metrics_.StageTook(Stage::kDecodeWait, std::max(t.second_token, taken_over) - taken_over);
+  }
+}
+
+void ClusterService::OnTimer() {
+  timer_due_ = absl::InfiniteFuture();
+  const absl::Time now = loop_.Now();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const SequenceId id = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    Entry& entry = *entries_.at(id);
+    entry.watched = absl::InfiniteFuture();
+    SequenceSession& session = entry.session;
+    const bool queued = session.state() == SequenceState::kQueued;
+    const absl::Duration waited = now - session.times().queued;
+    absl::Status queue_status;
+    Rejection rejection = Rejection::kQueueTimeout;
+    if (queued) {
+      if (!nodes_.ready()) {
+        rejection = Rejection::kNotReady;
+        queue_status = absl::UnavailableError(nodes_.not_ready_reason());
+      } else if (!FitsAny(session, /*only_ready=*/true)) {
+        rejection = Rejection::kTooLarge;
+        queue_status = TooLarge(session.request());
+      } else {
+        queue_status = absl::ResourceExhaustedError(
+            absl::StrCat("no node had room within ", absl::FormatDuration(waited)));
+      }
+    }
+    Effects effects = session.OnDeadline(queue_status, now);
+    if (queued && effects.end.has_value()) {
+      metrics_.LeftQueue(QueueOutcome::kTimeout, waited);
+      metrics_.Rejected(rejection);
+    }
+    Apply(id, std::move(effects));
+  }
+  ArmTimer();
+}
+
+void ClusterService::ArmTimer() {
+  if (deadlines_.empty() || deadlines_.begin()->first >= timer_due_) return;
+  loop_.CancelTimer(timer_);
+  timer_due_ = deadlines_.begin()->first;
+  timer_ = loop_.RunAfter(timer_due_ - loop_.Now(), [this] { OnTimer(); });
+}
+
+void ClusterService::UpdateGauges() {
+  metrics_.queued.Set(static_cast<double>(admission_.queued()));
+  metrics_.in_flight.Set(static_cast<double>(admission_.in_flight()));
+}
+
+}  // namespace lynx::router

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/concurrency/event_loop.h"
+#include "services/router/admission/admission_queue.h"
+#include "services/router/membership/node_registry.h"
+#include "services/router/placement/load_tracker.h"
+#include "services/router/placement/placement_policy.h"
+#include "services/router/session/sequence_service.h"
+#include "services/router/session/sequence_session.h"
+#include "services/router/session/session_metrics.h"
+
+namespace lynx::router {
+
+// SequenceService over a cluster of nodes: carries out what SequenceSession decides. Owns the
+// sequences, their place in the queue, what they are charged to which node, and one timer.
+//
+// What a node says of a sequence this router no longer knows is counted and answered with Cancel,
+// so that a lost Cancel does not leave blocks held.
+class ClusterService final : public SequenceService, public NodeRegistry::Listener {
+ public:
+  struct Options {
+    SequenceSession::Options session;
+    AdmissionQueue::Options admission;
+    absl::Duration grant_lease = absl::Seconds(30);  // Asked of decode for the hand-off to begin.
+    absl::Duration max_duration = absl::Hours(1);    // Of a sequence, whatever its own deadline.
+  };
+
+  // `draw_id` gives random non-zero ids. The registry is started by Start below; the borrowed
+  // objects outlive the service.
+  ClusterService(Options options, EventLoop& loop, NodeRegistry& nodes,
+                 std::unique_ptr<PlacementPolicy> policy, telemetry::Registry& metrics,
+                 std::function<uint64_t()> draw_id);
+  ~ClusterService() override;  // After Shutdown, or with nothing started.
+
+  absl::StatusOr<SequenceId> Start(SequenceRequest request, SequenceSink& sink) override;
+  void Cancel(SequenceId id) override;
+  ClusterView View() const override;
+
+  // From now on Start refuses and View is not ready; what runs goes on.
+  void Drain();
+  // Ends every sequence: cancels it on its nodes, and its sink hears Unavailable. Implies Drain.
+  void Shutdown();
+
+  // Sequences not ended yet.
+  size_t size() const { return entries_.size(); }
+  // True when nothing is left of any sequence: for tests.
+  bool Idle() const;
+
+  void OnNodeGone(NodeId id, const std::string& why) override;
+  void OnNodeStatus(NodeId id) override;
+  void OnNodeMessage(NodeId id, proto::Envelope& envelope) override;
+
+ private:
+  struct Entry {
+    Entry(SequenceRequest request, const SequenceSession::Options& options, absl::Time now,
+          SequenceSink& its_sink)
+        : session(std::move(request), options, now), sink(its_sink) {}
+    SequenceSession session;
+    SequenceSink& sink;
+    AdmissionQueue::Ticket ticket = 0;
+    uint64_t wire_id = 0;                         // As in wires_.
+    absl::Time watched = absl::InfiniteFuture();  // As in deadlines_; infinite: not in it.
+    NodeId charged_decode = 0;                    // As in loads_.
+    bool charged_as_granted = false;
+    NodeId charged_prefill = 0;
+    int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.
+  };
+  using Effects = SequenceSession::Effects;
+
+  // Carries out `effects`; may call the sink, which may call anything here. `id` may be gone after.
+  void Apply(SequenceId id, Effects effects);
+  void PlacePrefill(SequenceId id);
+  // Dispatches from the queue while there is room; never calls a sink.
+  void Pump();
+  void SchedulePump();
+  // Places the sequence on some decode node: true. Otherwise `can_wait` tells whether it would fit
+  // one of the ready pairs when they are less busy.
+  bool TryDispatch(SequenceId id, Entry& entry, bool& can_wait);
+  bool Fits(const Member& decode, const Member& prefill, const SequenceSession& session) const;
+  bool FitsAny(const SequenceSession& session, bool only_ready) const;
+  absl::Status TooLarge(const SequenceRequest& request) const;
+
+  template <typename Handle>
+  void OnSequence(NodeId from, uint64_t wire_id, bool cancel_unknown, Handle handle);
+  void SendCancel(NodeId node, uint64_t wire_id, const char* reason);
+  // Brings wires_, loads_ and deadlines_ in line with the session.
+  void Settle(SequenceId id, Entry& entry);
+  void Watch(SequenceId id, Entry& entry);
+  void Forget(SequenceId id);
+  void Measure(Entry& entry);
+  void OnTimer();
+  void ArmTimer();
+  void UpdateGauges();
+
+  const Options options_;
+  EventLoop& loop_;
+  NodeRegistry& nodes_;
+  const std::unique_ptr<PlacementPolicy> policy_;
+  SessionMetrics metrics_;
+  const std::function<uint64_t()> draw_id_;
+  AdmissionQueue admission_;
+  LoadTracker loads_;
+  std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
+  std::unordered_map<uint64_t, SequenceId> wires_;
+  std::set<std::pair<absl::Time, SequenceId>> deadlines_;
+  // Nodes that refused work for now: asked again after their next heartbeat, or when a sequence of
+  // ours leaves them.
+  std::set<NodeId> resting_;
+  bool draining_ = false;
+  bool pump_scheduled_ = false;
+  TimerId timer_ = 0;
+  absl::Time timer_due_ = absl::InfiniteFuture();
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // For posted tasks.
+};
+
+}  // namespace lynx::router

@@ -1,0 +1,439 @@
+#include "services/router/session/sequence_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+
+namespace lynx::router {
+namespace {
+
+SequenceSession::Effects Ignored() {
+  SequenceSession::Effects effects;
+  effects.ignored = true;
+  return effects;
+}
+
+// Codes with which another attempt could fare better.
+bool MayRetry(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kFailedPrecondition:
+      return false;
+    default:
+      return true;
+  }
+}
+
+absl::Status StatusOf(const proto::Terminal& terminal, const char* role) {
+  if (terminal.kind() == proto::Terminal::KIND_CANCELLED) {
+    return absl::AbortedError(
+        absl::StrCat(role, " cancelled the sequence unasked: ", terminal.message()));
+  }
+  // A code from the wire: 1 to 16, or it is not a status.
+  const uint32_t code = terminal.status_code();
+  return absl::Status(
+      code >= 1 && code <= 16 ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kInternal,
+      absl::StrCat(role, " failed: ", terminal.message()));
+}
+
+}  // namespace
+
+const char* Name(SequenceState state) {
+  switch (state) {
+    case SequenceState::kQueued:
+      return "queued";
+    case SequenceState::kReserving:
+      return "reserving";
+    case SequenceState::kPrefilling:
+      return "prefilling";
+    case SequenceState::kDecoding:
+      return "decoding";
+    case SequenceState::kDone:
+      return "done";
+  }
+  return "?";
+}
+
+const char* Name(RetryStage stage) {
+  switch (stage) {
+    case RetryStage::kReserve:
+      return "reserve";
+    case RetryStage::kPrefill:
+      return "prefill";
+    case RetryStage::kHandoff:
+      return "kv_transfer";
+  }
+  return "?";
+}
+
+const char* Name(RetryReason reason) {
+  switch (reason) {
+    case RetryReason::kNodeGone:
+      return "node_gone";
+    case RetryReason::kTimeout:
+      return "timeout";
+    case RetryReason::kNodeError:
+      return "node_error";
+    case RetryReason::kRefused:
+      return "refused";
+    case RetryReason::kLostMessage:
+      return "lost_message";
+  }
+  return "?";
+}
+
+SequenceSession::SequenceSession(SequenceRequest request, const Options& options, absl::Time now)
+    : request_(std::move(request)), options_(options) {
+  queue_until_ = wait_until_ = now + options_.queue_timeout;
+  times_.queued = now;
+}
+
+SequenceSession::Effects SequenceSession::OnReserveSent(NodeId decode, uint64_t wire_id,
+                                                        absl::Time now) {
+  LYNX_CHECK(state_ == SequenceState::kQueued && wire_id_ == 0);
+  state_ = SequenceState::kReserving;
+  decode_ = decode;
+  wire_id_ = wire_id;
+  wait_until_ = now + options_.reserve_timeout;
+  times_.reserved = now;
+  return {};
+}
+
+SequenceSession::Effects SequenceSession::OnGranted(NodeId from, const proto::GrantInfo& grant,
+                                                    absl::Time now) {
+  if (state_ != SequenceState::kReserving || from != decode_ || granted_) return Ignored();
+  granted_ = true;
+  grant_ = grant;
+  times_.granted = now;
+  Effects effects;
+  effects.place_prefill = true;
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnPrefillSent(NodeId prefill, absl::Time now) {
+  LYNX_CHECK(granted_ && prefill_ == 0);
+  state_ = SequenceState::kPrefilling;
+  prefill_ = prefill;
+  wait_until_ = now + options_.first_token_timeout;
+  times_.prefill_sent = now;
+  return {};
+}
+
+SequenceSession::Effects SequenceSession::OnNoPrefill(absl::Time now) {
+  LYNX_CHECK(granted_ && prefill_ == 0);
+  Effects effects;
+  Requeue(now, effects);
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnRefused(NodeId from, const proto::Refused& refused,
+                                                    absl::Time now) {
+  const bool by_decode = state_ == SequenceState::kReserving && from == decode_ && !granted_;
+  const bool by_prefill = state_ == SequenceState::kPrefilling && from == prefill_;
+  if ((!by_decode && !by_prefill) || refused.reason() == proto::Refused::REASON_DUPLICATE) {
+    return Ignored();
+  }
+  Effects effects;
+  const char* role = by_decode ? "decode" : "prefill";
+  (by_decode ? decode_ : prefill_) = 0;  // It has nothing of ours.
+  const auto reason = refused.reason();
+  if (reason == proto::Refused::REASON_INVALID) {
+    Fail(absl::InternalError(
+             absl::StrCat(role, " refused the request as malformed: ", refused.message())),
+         effects);
+    return effects;
+  }
+  if (reason == proto::Refused::REASON_TOO_LARGE) too_small_.insert(from);
+  if (by_prefill) {
+    prefill_refused_.insert(from);
+    effects.place_prefill = true;
+    return effects;
+  }
+  if (reason == proto::Refused::REASON_BUSY || reason == proto::Refused::REASON_NOT_READY ||
+      reason == proto::Refused::REASON_TOO_LARGE) {
+    Requeue(now, effects);
+  } else {
+    avoid_.insert(from);
+    Retry(RetryStage::kReserve, RetryReason::kRefused,
+          absl::UnavailableError(absl::StrCat("decode refused: ", refused.message())), now,
+          effects);
+  }
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto::FirstToken& first,
+                                                       absl::Time now) {
+  if (state_ != SequenceState::kPrefilling || from != prefill_) return Ignored();
+  state_ = SequenceState::kDecoding;
+  times_.first_token = now;
+  wait_until_ = now + options_.token_timeout;
+  output_.push_back(first.token().id());
+  Effects effects;
+  effects.first = first;
+  Advance(now, effects);
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
+                                                   const proto::TokenBatch::Entry& entry,
+                                                   absl::Time now) {
+  if ((state_ != SequenceState::kPrefilling && state_ != SequenceState::kDecoding) ||
+      from != decode_) {
+    return Ignored();
+  }
+  Effects effects;
+  bool news = false;
+  const int64_t limit = request_.sampling.max_new_tokens();
+  int64_t position = entry.position();
+  for (const proto::Token& token : entry.tokens()) {
+    const int64_t at = position++;
+    // Position 0 is prefill's to tell.
+    if (at < 1 || at >= limit || at < static_cast<int64_t>(output_.size())) continue;
+    if (state_ == SequenceState::kDecoding && at == static_cast<int64_t>(output_.size())) {
+      output_.push_back(token.id());
+      effects.tokens.push_back(&token);
+      news = true;
+    } else if (held_.emplace(static_cast<uint32_t>(at), token).second) {
+      news = true;
+    }
+  }
+  if (!news) return Ignored();
+  decode_spoke_ = true;
+  if (times_.handed_off == absl::InfinitePast()) times_.handed_off = now;
+  if (times_.second_token == absl::InfinitePast()) times_.second_token = now;
+  // Progress, even while it is the first token that is missing.
+  if (state_ == SequenceState::kDecoding) wait_until_ = now + options_.token_timeout;
+  Advance(now, effects);
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnTerminal(NodeId from, const proto::Terminal& terminal,
+                                                     absl::Time now) {
+  const bool by_decode = from != 0 && from == decode_;
+  const bool by_prefill = from != 0 && from == prefill_;
+  if ((!by_decode && !by_prefill) || state_ == SequenceState::kDone) return Ignored();
+  Effects effects;
+  switch (terminal.kind()) {
+    case proto::Terminal::KIND_HANDED_OFF:
+      if (!by_prefill || handed_off_) return Ignored();
+      handed_off_ = true;
+      if (times_.handed_off == absl::InfinitePast()) times_.handed_off = now;
+      Advance(now, effects);
+      return effects;
+    case proto::Terminal::KIND_FINISHED:
+      if (finished_.has_value()) return Ignored();
+      if (by_decode && state_ == SequenceState::kReserving) {
+        Retry(RetryStage::kReserve, RetryReason::kNodeError,
+              absl::InternalError("decode finished a sequence it was not given yet"), now, effects);
+        return effects;
+      }
+      finished_ = terminal;
+      finished_by_decode_ = by_decode;
+      Advance(now, effects);
+      return effects;
+    case proto::Terminal::KIND_CANCELLED:
+    case proto::Terminal::KIND_FAILED: {
+      // Once decode has the sequence, prefill's troubles are its own.
+      if (by_prefill && (decode_spoke_ || handed_off_)) return Ignored();
+      if (finished_.has_value()) return Ignored();
+      absl::Status status = StatusOf(terminal, by_decode ? "decode" : "prefill");
+      avoid_.insert(from);
+      (by_decode ? decode_ : prefill_) = 0;
+      const RetryStage stage = state_ == SequenceState::kReserving ? RetryStage::kReserve
+                               : by_decode                         ? RetryStage::kHandoff
+                                                                   : RetryStage::kPrefill;
+      Break(stage, RetryReason::kNodeError, std::move(status), now, effects);
+      return effects;
+    }
+    default:
+      return Ignored();
+  }
+}
+
+SequenceSession::Effects SequenceSession::OnNodeGone(NodeId node, const std::string& why,
+                                                     absl::Time now) {
+  Effects effects;
+  if (node == 0 || state_ == SequenceState::kDone) return effects;
+  if (finished_.has_value() && (node == decode_ || node == prefill_)) {
+    // The answer is complete; what is missing of it is on its way here or lost.
+    (node == decode_ ? decode_ : prefill_) = 0;
+  } else if (node == decode_) {
+    decode_ = 0;
+    Break(state_ == SequenceState::kReserving ? RetryStage::kReserve : RetryStage::kHandoff,
+          RetryReason::kNodeGone, absl::UnavailableError(why), now, effects);
+  } else if (node == prefill_) {
+    prefill_ = 0;
+    if (state_ == SequenceState::kPrefilling) {
+      Retry(RetryStage::kPrefill, RetryReason::kNodeGone, absl::UnavailableError(why), now,
+            effects);
+    } else if (!handed_off_ && !decode_spoke_) {
+      // Whether decode had everything by then, only decode knows.
+      prefill_lost_ = why;
+      wait_until_ = std::min(wait_until_, now + options_.handoff_timeout);
+    }
+  }
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_status,
+                                                     absl::Time now) {
+  Effects effects;
+  if (now < deadline()) return effects;
+  if (now >= request_.deadline) {
+    Fail(absl::DeadlineExceededError(
+             absl::StrCat("the request's deadline passed while ", Name(state_))),
+         effects);
+    return effects;
+  }
+  if (now >= gap_until_) {
+    Break(RetryStage::kHandoff, RetryReason::kLostMessage,
+          absl::DataLossError(absl::StrCat("token ", output_.size(), " of the answer was lost")),
+          now, effects);
+    return effects;
+  }
+  switch (state_) {
+    case SequenceState::kQueued:
+      Fail(queue_status, effects);
+      break;
+    case SequenceState::kReserving:
+      avoid_.insert(decode_);
+      Retry(RetryStage::kReserve, RetryReason::kTimeout,
+            absl::UnavailableError(absl::StrCat("decode did not answer a reservation within ",
+                                                absl::FormatDuration(options_.reserve_timeout))),
+            now, effects);
+      break;
+    case SequenceState::kPrefilling:
+      avoid_.insert(prefill_);
+      Retry(
+          RetryStage::kPrefill, RetryReason::kTimeout,
+          absl::UnavailableError(absl::StrCat("prefill sent no first token within ",
+                                              absl::FormatDuration(options_.first_token_timeout))),
+          now, effects);
+      break;
+    case SequenceState::kDecoding:
+      Fail(absl::UnavailableError(
+               prefill_lost_.empty()
+                   ? absl::StrCat("decode sent no token for ",
+                                  absl::FormatDuration(options_.token_timeout))
+                   : absl::StrCat(prefill_lost_, ", and decode did not take the sequence over")),
+           effects);
+      break;
+    case SequenceState::kDone:
+      break;
+  }
+  return effects;
+}
+
+SequenceSession::Effects SequenceSession::OnCancel() {
+  Effects effects;
+  CancelAttempt(effects);
+  ForgetAttempt();
+  state_ = SequenceState::kDone;
+  return effects;
+}
+
+absl::Time SequenceSession::deadline() const {
+  if (state_ == SequenceState::kDone) return absl::InfiniteFuture();
+  return std::min({request_.deadline, wait_until_, gap_until_});
+}
+
+void SequenceSession::Fail(absl::Status status, Effects& effects) {
+  CancelAttempt(effects);
+  ForgetAttempt();
+  state_ = SequenceState::kDone;
+  effects.end = SequenceEnd{std::move(status)};
+}
+
+void SequenceSession::Retry(RetryStage stage, RetryReason reason, absl::Status status,
+                            absl::Time now, Effects& effects) {
+  LYNX_CHECK(output_.empty());
+  if (retries_ >= options_.max_retries || !MayRetry(status.code())) {
+    Fail(std::move(status), effects);
+    return;
+  }
+  ++retries_;
+  effects.retry = {stage, reason};
+  queue_until_ = now + options_.queue_timeout;
+  Requeue(now, effects);
+}
+
+void SequenceSession::Break(RetryStage stage, RetryReason reason, absl::Status status,
+                            absl::Time now, Effects& effects) {
+  if (state_ == SequenceState::kDecoding) {
+    Fail(std::move(status), effects);
+  } else {
+    Retry(stage, reason, std::move(status), now, effects);
+  }
+}
+
+void SequenceSession::Requeue(absl::Time now, Effects& effects) {
+  CancelAttempt(effects);
+  ForgetAttempt();
+  state_ = SequenceState::kQueued;
+  wait_until_ = queue_until_;
+  times_ = Times{};
+  times_.queued = now;
+  effects.requeue = true;
+}
+
+void SequenceSession::CancelAttempt(Effects& effects) {
+  const bool finished = finished_.has_value();
+  if (decode_ != 0 && !(finished && finished_by_decode_)) {
+    effects.cancels.push_back({decode_, wire_id_});
+  }
+  if (prefill_ != 0 && !finished && !handed_off_ && !decode_spoke_) {
+    effects.cancels.push_back({prefill_, wire_id_});
+  }
+}
+
+void SequenceSession::ForgetAttempt() {
+  wire_id_ = 0;
+  decode_ = prefill_ = 0;
+  granted_ = false;
+  grant_.Clear();
+  prefill_refused_.clear();
+  prefill_lost_.clear();
+  decode_spoke_ = handed_off_ = finished_by_decode_ = false;
+  held_.clear();
+  finished_.reset();
+  gap_until_ = absl::InfiniteFuture();
+}
+
+void SequenceSession::Advance(absl::Time now, Effects& effects) {
+  bool moved = effects.first.has_value() || !effects.tokens.empty();
+  if (state_ == SequenceState::kDecoding) {
+    for (auto it = held_.begin(); it != held_.end() && it->first <= output_.size();
+         it = held_.erase(it)) {
+      if (it->first < output_.size()) continue;
+      output_.push_back(it->second.id());
+      effects.tokens.push_back(&effects.held.emplace_back(std::move(it->second)));
+      moved = true;
+    }
+    if (finished_.has_value()) {
+      // A stop id counts as sampled but need not be sent: it is not part of the text.
+      const bool stop = finished_->finish_reason() == proto::Terminal::FINISH_REASON_STOP;
+      if (output_.size() + (stop ? 1 : 0) >= finished_->output_tokens()) {
+        SequenceEnd end;
+        end.finish_reason = finished_->finish_reason();
+        CancelAttempt(effects);
+        ForgetAttempt();
+        state_ = SequenceState::kDone;
+        effects.end = std::move(end);
+        return;
+      }
+    }
+  }
+  const bool hole = !held_.empty() || finished_.has_value() ||
+                    (handed_off_ && state_ == SequenceState::kPrefilling);
+  if (!hole) {
+    gap_until_ = absl::InfiniteFuture();
+  } else if (moved || gap_until_ == absl::InfiniteFuture()) {
+    gap_until_ = now + options_.gap_timeout;
+  }
+}
+
+}  // namespace lynx::router

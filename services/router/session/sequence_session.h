@@ -1,0 +1,192 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "services/router/membership/node_table.h"
+#include "services/router/session/sequence_service.h"
+
+namespace lynx::router {
+
+enum class SequenceState : uint8_t { kQueued, kReserving, kPrefilling, kDecoding, kDone };
+const char* Name(SequenceState state);
+
+// Which part of the work had to be done again, and why: label values of a counter.
+enum class RetryStage : uint8_t { kReserve, kPrefill, kHandoff };
+enum class RetryReason : uint8_t { kNodeGone, kTimeout, kNodeError, kRefused, kLostMessage };
+inline constexpr int kRetryStages = 3;
+inline constexpr int kRetryReasons = 5;
+const char* Name(RetryStage stage);
+const char* Name(RetryReason reason);
+
+// The life of one sequence as a state machine. Pure: it is told what happened and when, and answers
+// with what is to be done (Effects); it sends nothing, calls nobody and starts no timer.
+//
+// One try on one pair of nodes is an attempt, with a wire id of its own: a late word on an earlier
+// attempt cannot be taken for one on the present attempt, even from the same node.
+//
+//   event              Queued     Reserving         Prefilling          Decoding
+//   ReserveSent        Reserving  -                 -                   -
+//   Granted            -          place prefill     ignore              ignore
+//   PrefillSent        -          Prefilling        -                   -
+//   NoPrefill          -          requeue           retry               -
+//   decode refuses     -          requeue (1)       ignore              ignore
+//   prefill refuses    -          -                 place prefill (2)   ignore
+//   FirstToken         -          ignore            deliver, Decoding   ignore
+//   tokens             -          ignore            hold                deliver in order; hold (3)
+//   prefill finished   -          ignore            hold (4)            end; cancel decode
+//   prefill handed off -          ignore            hold (4)            note it
+//   prefill failed     -          ignore            retry               fail, unless decode speaks
+//   decode finished    -          retry             hold, then end      end when all tokens are in
+//   decode failed      -          retry             retry               fail
+//   prefill vanished   -          -                 retry               decode has handoff_timeout
+//   decode vanished    -          retry             retry               fail
+//   wait too long      end (5)    retry             retry               fail
+//   hole too long (3)  -          -                 retry               fail
+//   request deadline   end        end               end                 end   (DeadlineExceeded)
+//   client cancels     Done       Done, silent; what was placed is cancelled on its nodes
+//
+//   (1) Busy and not ready say "not now, not there": back to the queue, which looks elsewhere. Too
+//       large excludes the node for good. Duplicate answers a message that came twice: ignored.
+//       Invalid is a bug of ours: fail.
+//   (2) Another prefill node, with the same grant: nothing was begun with it. Duplicate and invalid
+//       as (1).
+//   (3) Nodes speak of different things over different connections, so decode's tokens may come
+//       before prefill's FirstToken, and a lost message leaves a hole. Both wait gap_timeout.
+//   (4) The FirstToken is missing then: as (3).
+//   (5) ResourceExhausted, or what the caller of OnDeadline says.
+//
+// retry: before anything was delivered the sequence may start over, on other nodes when there are
+// any: the seed is part of the request, so the answer is the same. The attempt is cancelled on both
+// nodes and the sequence goes back to the queue, at most max_retries times; then it fails.
+// fail: ends with the status that tells why. Every end that is not the nodes' own word cancels the
+// attempt on both nodes.
+//
+// Not thread-safe.
+class SequenceSession {
+ public:
+  struct Options {
+    int max_retries = 2;
+    absl::Duration queue_timeout = absl::Seconds(30);  // Until placed: at first, after a retry.
+    absl::Duration reserve_timeout = absl::Seconds(2);
+    absl::Duration first_token_timeout = absl::Minutes(5);  // Prefill sent to first token.
+    absl::Duration token_timeout = absl::Minutes(1);        // Between tokens.
+    absl::Duration handoff_timeout = absl::Seconds(5);      // Decode silent, prefill gone.
+    absl::Duration gap_timeout = absl::Seconds(2);          // Something missing in between.
+  };
+
+  // What to do now, in the order of the fields. Pointers are into what the call was given or into
+  // `held`; they live as long as both.
+  struct Effects {
+    struct Message {
+      NodeId node;
+      uint64_t wire_id;
+    };
+    std::vector<Message> cancels;
+    std::optional<proto::FirstToken> first;
+    std::vector<const proto::Token*> tokens;
+    std::deque<proto::Token> held;
+    bool requeue = false;        // Back in the queue.
+    bool place_prefill = false;  // Call PrefillSent or OnNoPrefill next.
+    std::optional<SequenceEnd> end;
+    std::optional<std::pair<RetryStage, RetryReason>> retry;
+    bool ignored = false;  // The event changed nothing; count it.
+  };
+
+  // Time of the events of the present attempt, for measuring; infinite past: not yet.
+  struct Times {
+    absl::Time queued = absl::InfinitePast();
+    absl::Time reserved = absl::InfinitePast();
+    absl::Time granted = absl::InfinitePast();
+    absl::Time prefill_sent = absl::InfinitePast();
+    absl::Time first_token = absl::InfinitePast();
+    absl::Time handed_off = absl::InfinitePast();    // Prefill's word, or decode's first token.
+    absl::Time second_token = absl::InfinitePast();  // The first one of decode.
+  };
+
+  SequenceSession(SequenceRequest request, const Options& options, absl::Time now);
+
+  Effects OnReserveSent(NodeId decode, uint64_t wire_id, absl::Time now);
+  Effects OnGranted(NodeId from, const proto::GrantInfo& grant, absl::Time now);
+  Effects OnPrefillSent(NodeId prefill, absl::Time now);
+  // No node can take the prompt now.
+  Effects OnNoPrefill(absl::Time now);
+  Effects OnRefused(NodeId from, const proto::Refused& refused, absl::Time now);
+  Effects OnFirstToken(NodeId from, const proto::FirstToken& first, absl::Time now);
+  Effects OnTokens(NodeId from, const proto::TokenBatch::Entry& entry, absl::Time now);
+  Effects OnTerminal(NodeId from, const proto::Terminal& terminal, absl::Time now);
+  Effects OnNodeGone(NodeId node, const std::string& why, absl::Time now);
+  // Call when deadline() has passed. `queue_status`: what a client hears whose sequence was not
+  // placed in time.
+  Effects OnDeadline(const absl::Status& queue_status, absl::Time now);
+  Effects OnCancel();
+
+  // The earliest time something is overdue. Moves with every event, often later: keep a timer for
+  // an older value and ask again when it fires.
+  absl::Time deadline() const;
+
+  SequenceState state() const { return state_; }
+  const SequenceRequest& request() const { return request_; }
+  uint64_t wire_id() const { return wire_id_; }  // 0: no attempt.
+  NodeId decode() const { return decode_; }      // 0: not placed.
+  NodeId prefill() const { return prefill_; }    // 0: not placed.
+  const proto::GrantInfo& grant() const { return grant_; }
+  bool granted() const { return granted_; }
+  const Times& times() const { return times_; }
+  // Delivered so far: with the prompt and the seed, all that another node needs to go on.
+  const std::vector<TokenId>& output() const { return output_; }
+  // Nodes to avoid while there are others, and those that can never hold the sequence.
+  const std::set<NodeId>& avoid() const { return avoid_; }
+  const std::set<NodeId>& too_small() const { return too_small_; }
+  // Prefill nodes that refused the present grant.
+  const std::set<NodeId>& prefill_refused() const { return prefill_refused_; }
+
+ private:
+  void Fail(absl::Status status, Effects& effects);
+  void Retry(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
+             Effects& effects);
+  // Retry before the first token was delivered, Fail after.
+  void Break(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
+             Effects& effects);
+  void Requeue(absl::Time now, Effects& effects);
+  void CancelAttempt(Effects& effects);
+  void ForgetAttempt();
+  // Delivers what is in order, ends when everything is in, and watches the hole otherwise.
+  void Advance(absl::Time now, Effects& effects);
+
+  const SequenceRequest request_;
+  const Options& options_;
+  SequenceState state_ = SequenceState::kQueued;
+  int retries_ = 0;
+  absl::Time queue_until_;  // For the queue; a node that is busy does not move it.
+  absl::Time wait_until_;   // For whatever the state waits for.
+  absl::Time gap_until_ = absl::InfiniteFuture();
+  std::vector<TokenId> output_;
+  std::set<NodeId> avoid_;
+  std::set<NodeId> too_small_;
+
+  // The present attempt.
+  uint64_t wire_id_ = 0;
+  NodeId decode_ = 0;
+  NodeId prefill_ = 0;
+  bool granted_ = false;
+  proto::GrantInfo grant_;
+  std::set<NodeId> prefill_refused_;
+  std::string prefill_lost_;   // Why, once it vanished before the hand-off was confirmed.
+  bool decode_spoke_ = false;  // Decode has sent tokens: it has the sequence.
+  bool handed_off_ = false;
+  std::map<uint32_t, proto::Token> held_;    // By output position; all past the next one.
+  std::optional<proto::Terminal> finished_;  // Came; something before it may still be missing.
+  bool finished_by_decode_ = false;
+  Times times_;
+};
+
+}  // namespace lynx::router

@@ -1,0 +1,54 @@
+#include "services/router/session/session_metrics.h"
+
+#include "common/telemetry/buckets.h"
+
+namespace lynx::router {
+namespace {
+
+constexpr char kIgnored[] = "lynx_router_ignored_messages_total";
+constexpr char kIgnoredHelp[] = "Control messages that changed nothing: late, doubled or unknown";
+
+}  // namespace
+
+SessionMetrics::SessionMetrics(telemetry::Registry& registry)
+    : queued(registry.AddGauge("lynx_router_queued_requests", "Sequences waiting for a node")),
+      in_flight(registry.AddGauge("lynx_router_inflight_sequences", "Sequences placed on nodes")),
+      disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
+                                        "Prompts sent to nodes, by where prefill ran",
+                                        {{"decision", "disaggregated"}})),
+      ignored_unknown_sequence(
+          registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unknown_sequence"}})),
+      ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})) {
+  for (const char* reason : {"queue_full", "queue_timeout", "not_ready", "draining", "too_large"}) {
+    rejections_.push_back(registry.AddCounter("lynx_router_rejections_total",
+                                              "Sequences refused before work was done",
+                                              {{"reason", reason}}));
+  }
+  for (const char* outcome : {"finished", "failed", "cancelled", "rejected"}) {
+    sequences_.push_back(registry.AddCounter(
+        "lynx_router_sequences_total", "Sequences that ended, by how", {{"outcome", outcome}}));
+  }
+  for (const char* outcome : {"dispatched", "timeout", "cancelled", "failed"}) {
+    queue_.push_back(
+        registry.AddHistogram("lynx_router_queue_duration_seconds",
+                              "Time in the router's queue, each time a sequence is in it",
+                              telemetry::kQueueSeconds, {{"outcome", outcome}}));
+  }
+  // kv_transfer is what of the hand-off follows the first token: the rest overlaps prefill.
+  for (const char* stage : {"queue", "reserve", "prefill", "kv_transfer", "decode_wait"}) {
+    stages_.push_back(registry.AddHistogram(
+        "lynx_router_stage_duration_seconds",
+        "Where a sequence's time to its second token went, as the router saw it",
+        telemetry::kStageSeconds, {{"stage", stage}}));
+  }
+  for (int stage = 0; stage < kRetryStages; ++stage) {
+    for (int reason = 0; reason < kRetryReasons; ++reason) {
+      retries_.push_back(registry.AddCounter("lynx_router_retries_total",
+                                             "Attempts given up and begun anew",
+                                             {{"stage", Name(static_cast<RetryStage>(stage))},
+                                              {"reason", Name(static_cast<RetryReason>(reason))}}));
+    }
+  }
+}
+
+}  // namespace lynx::router

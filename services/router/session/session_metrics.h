@@ -1,0 +1,51 @@
+#pragma once
+
+#include <vector>
+
+#include "common/telemetry/metrics.h"
+#include "services/router/session/sequence_session.h"
+
+namespace lynx::router {
+
+enum class Rejection : uint8_t { kQueueFull, kQueueTimeout, kNotReady, kDraining, kTooLarge };
+enum class Outcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
+enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed };
+enum class Stage : uint8_t { kQueue, kReserve, kPrefill, kKvTransfer, kDecodeWait };
+
+// The series of ClusterService. Every one exists from the start.
+class SessionMetrics {
+ public:
+  explicit SessionMetrics(telemetry::Registry& registry);
+
+  void Rejected(Rejection reason) { rejections_[Index(reason)].Increment(); }
+  void Ended(Outcome outcome) { sequences_[Index(outcome)].Increment(); }
+  void LeftQueue(QueueOutcome outcome, absl::Duration waited) {
+    queue_[Index(outcome)].Observe(absl::ToDoubleSeconds(waited));
+  }
+  void StageTook(Stage stage, absl::Duration took) {
+    stages_[Index(stage)].Observe(absl::ToDoubleSeconds(took));
+  }
+  void Retried(RetryStage stage, RetryReason reason) {
+    retries_[Index(stage) * kRetryReasons + Index(reason)].Increment();
+  }
+
+  telemetry::Gauge queued;
+  telemetry::Gauge in_flight;
+  telemetry::Counter disaggregated;
+  telemetry::Counter ignored_unknown_sequence;
+  telemetry::Counter ignored_unexpected;
+
+ private:
+  template <typename Enum>
+  static size_t Index(Enum value) {
+    return static_cast<size_t>(value);
+  }
+
+  std::vector<telemetry::Counter> rejections_;
+  std::vector<telemetry::Counter> sequences_;
+  std::vector<telemetry::Histogram> queue_;
+  std::vector<telemetry::Histogram> stages_;
+  std::vector<telemetry::Counter> retries_;
+};
+
+}  // namespace lynx::router
