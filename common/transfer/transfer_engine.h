@@ -16,14 +16,39 @@ namespace lynx::transfer {
 // A connection to one remote engine, seen from this end. Never reused.
 using PeerId = uint64_t;
 
+// Longest header of a message on every engine.
+inline constexpr size_t kMaxHeaderBytes = 4096;
+
+// Memory that one arriving payload lands in. Destroying it gives the memory back. The engine
+// destroys it only when the transport can no longer write to it, which may be long after the
+// connection was closed; possibly on another thread than the loop's.
+class Landing {
+ public:
+  virtual ~Landing() = default;
+  Landing(const Landing&) = delete;
+  Landing& operator=(const Landing&) = delete;
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ protected:
+  explicit Landing(std::span<std::byte> bytes) : bytes_(bytes) {}
+
+ private:
+  const std::span<std::byte> bytes_;
+};
+
 // Moves bytes between nodes: each message is a small header and a payload of any size. The
 // *receiver* decides where a payload lands, after seeing its header, so a late or stale message can
 // be dropped and never lands in memory that now belongs to someone else.
 //
+// A connection carries messages both ways: the end that called Connect has a PeerId at once, the
+// other end has one from the first message it receives, and answers by Send to it.
+//
 // Nothing here bounds how long a message takes: a frozen peer may take it for ever. Deadlines are
 // the caller's, and Close() is how they are enforced.
 //
-// All calls and all callbacks are on the EventLoop the engine was created with. Nothing blocks.
+// All calls and all callbacks are on the EventLoop the engine was created with; so is destruction,
+// unless the loop has stopped. Nothing blocks except destruction, which ends every connection:
+// afterwards no payload is read, no landing is written, and callbacks that have not run never will.
 class TransferEngine {
  public:
   // Where the payload of an arriving message goes.
@@ -31,18 +56,19 @@ class TransferEngine {
    public:
     virtual ~Receiver() = default;
 
-    // A message has arrived from `peer`. Returns memory for exactly `payload_bytes` bytes, owned by
-    // the returned pointer until OnPayload, or null to drop the message (its sender still sees
-    // success: refusal is a matter of the protocol above). `header` is valid during the call.
-    // payload_bytes is what the peer claims: check it before allocating.
-    virtual std::shared_ptr<std::span<std::byte>> OnMessage(PeerId peer,
-                                                            std::span<const std::byte> header,
-                                                            size_t payload_bytes) = 0;
+    // A message has arrived from `peer`. Returns memory of exactly `payload_bytes` bytes, or null
+    // to drop the message (its sender still sees success: refusal is a matter of the protocol
+    // above). `header` is valid during the call. payload_bytes is what the peer claims: check it
+    // before allocating. A message without payload is complete with this call, and what it returns
+    // is ignored.
+    virtual std::unique_ptr<Landing> OnMessage(PeerId peer, std::span<const std::byte> header,
+                                               size_t payload_bytes) = 0;
 
     // The payload is complete in the memory OnMessage gave. Messages of one peer may complete out
-    // of order. Not called after the peer went down.
+    // of order; one that fails is never completed, only its landing is destroyed. Not called after
+    // the peer went down.
     virtual void OnPayload(PeerId peer, std::span<const std::byte> header,
-                           std::shared_ptr<std::span<std::byte>> payload) = 0;
+                           std::unique_ptr<Landing> payload) = 0;
 
     // The connection is gone; every send on it has been or is being completed with an error, and no
     // payload of it will arrive. Not called for peers closed by Close().
@@ -68,9 +94,11 @@ class TransferEngine {
 
   // Sends one message. `payload` parts are sent back to back and must stay valid and unchanged
   // until `done`; the header is copied. `done` runs exactly once, never inside this call:
-  //   OK           the payload may be reused. Not a proof of delivery: protocols above acknowledge.
-  //   Unavailable  the peer is gone.
-  //   Cancelled    Close() ended it.
+  //   OK               the payload may be reused. Not a proof of delivery: protocols above
+  //                    acknowledge.
+  //   Unavailable      the peer is gone or unknown.
+  //   Cancelled        Close() ended it.
+  //   InvalidArgument  the header is longer than kMaxHeaderBytes.
   virtual void Send(PeerId peer, std::string header,
                     std::vector<std::span<const std::byte>> payload, SendDone done) = 0;
 

@@ -1,0 +1,125 @@
+#include "common/transfer/copy_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::transfer {
+namespace {
+
+// Bounds that no real model reaches; they keep the products below far from overflow.
+constexpr int32_t kMaxDimension = 1 << 16;
+
+int64_t ElementBytes(const std::string& dtype) {
+  if (dtype == Name(DType::kF32)) return 4;
+  if (dtype == Name(DType::kBf16) || dtype == Name(DType::kF16)) return 2;
+  return 0;
+}
+
+absl::Status CheckDescriptor(const proto::LayoutDescriptor& d, const char* whose) {
+  const auto bad = [&](const char* field, int64_t value) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", whose, "'s layout has ", field, " = ", value));
+  };
+  if (d.kind() != proto::LayoutDescriptor::KIND_GQA) return bad("kind", d.kind());
+  for (const auto& [field, value] :
+       {std::pair{"layers", d.layers()}, std::pair{"kv_heads_total", d.kv_heads_total()},
+        std::pair{"head_dim", d.head_dim()}, std::pair{"block_tokens", d.block_tokens()},
+        std::pair{"tp_size", d.tp_size()}}) {
+    if (value <= 0 || value > kMaxDimension) return bad(field, value);
+  }
+  if (d.tp_rank() < 0 || d.tp_rank() >= d.tp_size()) return bad("tp_rank", d.tp_rank());
+  if (d.head_begin() < 0) return bad("head_begin", d.head_begin());
+  if (d.head_end() <= d.head_begin() || d.head_end() > d.kv_heads_total()) {
+    return bad("head_end", d.head_end());
+  }
+  if (ElementBytes(d.dtype()) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", whose, "'s layout has dtype = ", d.dtype().substr(0, 32)));
+  }
+  return absl::OkStatus();
+}
+
+// Bytes of the K or the V half of one block in one layer for `heads` heads.
+int64_t HalfBytes(const proto::LayoutDescriptor& d, int64_t heads) {
+  return heads * d.block_tokens() * d.head_dim() * ElementBytes(d.dtype());
+}
+
+}  // namespace
+
+proto::LayoutDescriptor DescribeLayout(const kv::KvLayout& layout, int32_t kv_heads_total,
+                                       int32_t tp_size, int32_t tp_rank, int32_t head_begin) {
+  proto::LayoutDescriptor d;
+  d.set_kind(proto::LayoutDescriptor::KIND_GQA);
+  d.set_layers(layout.layers);
+  d.set_kv_heads_total(kv_heads_total);
+  d.set_head_dim(layout.head_dim);
+  d.set_dtype(std::string(Name(layout.dtype)));
+  d.set_block_tokens(kv::kBlockTokens);
+  d.set_tp_size(tp_size);
+  d.set_tp_rank(tp_rank);
+  d.set_head_begin(head_begin);
+  d.set_head_end(head_begin + layout.kv_heads);
+  return d;
+}
+
+absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
+                                  const proto::LayoutDescriptor& to) {
+  LYNX_RETURN_IF_ERROR(CheckDescriptor(from, "sender"));
+  LYNX_RETURN_IF_ERROR(CheckDescriptor(to, "receiver"));
+  const auto differ = [](const char* field, const auto& a, const auto& b) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(field, " differs: the sender has ", a, ", the receiver has ", b));
+  };
+  if (from.layers() != to.layers()) return differ("layers", from.layers(), to.layers());
+  if (from.kv_heads_total() != to.kv_heads_total()) {
+    return differ("kv_heads_total", from.kv_heads_total(), to.kv_heads_total());
+  }
+  if (from.head_dim() != to.head_dim()) return differ("head_dim", from.head_dim(), to.head_dim());
+  if (from.dtype() != to.dtype()) return differ("dtype", from.dtype(), to.dtype());
+  if (from.block_tokens() != to.block_tokens()) {
+    return differ("block_tokens", from.block_tokens(), to.block_tokens());
+  }
+  if (from.tp_size() != to.tp_size()) return differ("tp_size", from.tp_size(), to.tp_size());
+  if (from.head_begin() != to.head_begin() || from.head_end() != to.head_end()) {
+    return differ("the range of heads", absl::StrCat(from.head_begin(), "..", from.head_end()),
+                  absl::StrCat(to.head_begin(), "..", to.head_end()));
+  }
+
+  const int64_t from_heads = from.head_end() - from.head_begin();
+  const int64_t to_heads = to.head_end() - to.head_begin();
+  const int64_t begin = std::max(from.head_begin(), to.head_begin());
+  const int64_t heads = std::min(from.head_end(), to.head_end()) - begin;
+  CopyPlan plan;
+  plan.from_block_bytes = 2 * HalfBytes(from, from_heads);
+  plan.to_block_bytes = 2 * HalfBytes(to, to_heads);
+  for (int64_t half : {0, 1}) {
+    const CopySlice slice = {
+        half * HalfBytes(from, from_heads) + HalfBytes(from, begin - from.head_begin()),
+        half * HalfBytes(to, to_heads) + HalfBytes(to, begin - to.head_begin()),
+        HalfBytes(from, heads)};
+    if (!plan.slices.empty()) {
+      CopySlice& last = plan.slices.back();
+      if (last.from + last.bytes == slice.from && last.to + last.bytes == slice.to) {
+        last.bytes += slice.bytes;
+        continue;
+      }
+    }
+    plan.slices.push_back(slice);
+  }
+  return plan;
+}
+
+void CopyBlock(const CopyPlan& plan, std::span<const std::byte> from, std::span<std::byte> to) {
+  LYNX_CHECK(static_cast<int64_t>(from.size()) == plan.from_block_bytes &&
+             static_cast<int64_t>(to.size()) == plan.to_block_bytes);
+  for (const CopySlice& slice : plan.slices) {
+    std::memcpy(to.data() + slice.to, from.data() + slice.from, static_cast<size_t>(slice.bytes));
+  }
+}
+
+}  // namespace lynx::transfer

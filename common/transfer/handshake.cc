@@ -1,0 +1,107 @@
+#include "common/transfer/handshake.h"
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/base/utf8.h"
+#include "common/rpc/channel.h"
+
+namespace lynx::transfer {
+namespace {
+
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxReplyMessageBytes = 1024;
+// Our own messages nest three deep; unknown groups could nest without end.
+constexpr int kMaxNesting = 16;
+
+}  // namespace
+
+std::vector<std::byte> SelfTestPattern(Incarnation sender) {
+  std::vector<std::byte> pattern(kPatternBytes);
+  uint64_t state = sender;
+  for (size_t i = 0; i < pattern.size(); i += sizeof(uint64_t)) {
+    // SplitMix64: every byte differs from sender to sender and from place to place.
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    std::memcpy(pattern.data() + i, &z, sizeof(z));
+  }
+  return pattern;
+}
+
+proto::TransferHeader MakeHeader(Incarnation sender, Incarnation receiver) {
+  proto::TransferHeader header;
+  header.set_version(rpc::kProtocolVersion);
+  header.set_sender(sender);
+  header.set_receiver(receiver);
+  return header;
+}
+
+absl::StatusOr<proto::TransferHeader> ParseHeader(std::span<const std::byte> bytes) {
+  google::protobuf::io::CodedInputStream input(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                               static_cast<int>(bytes.size()));
+  input.SetRecursionLimit(kMaxNesting);
+  proto::TransferHeader header;
+  if (!header.ParseFromCodedStream(&input) || !input.ConsumedEntireMessage()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a malformed transfer header of ", bytes.size(), " bytes"));
+  }
+  return header;
+}
+
+proto::Handshake MakeHandshake(const NodeIdentity& identity) {
+  proto::Handshake handshake;
+  handshake.set_compatibility_hash(identity.compatibility_hash);
+  handshake.set_numeric_class(identity.numeric_class);
+  *handshake.mutable_layout() = identity.layout;
+  return handshake;
+}
+
+absl::Status CheckCompatibility(const std::string& sender_hash, const std::string& receiver_hash) {
+  if (sender_hash == receiver_hash) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "compatibility hash differs: the sender has ", sender_hash.substr(0, kMaxNameBytes),
+      ", the receiver has ", receiver_hash.substr(0, kMaxNameBytes)));
+}
+
+absl::StatusOr<CopyPlan> CheckHandshake(const NodeIdentity& self,
+                                        const proto::TransferHeader& header) {
+  if (header.version() != rpc::kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("protocol version differs: the sender has ",
+                                                      header.version(), ", the receiver has ",
+                                                      rpc::kProtocolVersion));
+  }
+  if (header.receiver() != self.incarnation) {
+    return absl::UnavailableError(absl::StrCat("the handshake is for incarnation ",
+                                               HexId(header.receiver()), ", this node is ",
+                                               HexId(self.incarnation)));
+  }
+  LYNX_RETURN_IF_ERROR(
+      CheckCompatibility(header.handshake().compatibility_hash(), self.compatibility_hash));
+  return PlanCopy(header.handshake().layout(), self.layout);
+}
+
+std::string ReplyMessage(const absl::Status& status) {
+  std::string text =
+      ReplaceInvalidUtf8(std::string_view(status.message().data(), status.message().size()));
+  if (text.size() > kMaxReplyMessageBytes) {
+    size_t end = kMaxReplyMessageBytes;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+    text.resize(end);
+  }
+  return text;
+}
+
+absl::Status StatusFromReply(uint32_t code, const std::string& message) {
+  // Codes that absl does not know, and an "OK" where a refusal is due, become kUnknown.
+  constexpr uint32_t kLast = static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  const auto known =
+      code == 0 || code > kLast ? absl::StatusCode::kUnknown : static_cast<absl::StatusCode>(code);
+  return absl::Status(known, message);
+}
+
+}  // namespace lynx::transfer

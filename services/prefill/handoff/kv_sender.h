@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/concurrency/event_loop.h"
+#include "common/kv/kv_arena.h"
+#include "common/proto/control.pb.h"
+#include "common/proto/transfer.pb.h"
+#include "common/transfer/handshake.h"
+#include "common/transfer/transfer_engine.h"
+#include "common/transfer/transfer_metrics.h"
+
+namespace lynx::prefill {
+
+// Sends finished KV to decode nodes: the prefill side of docs/protocols/handoff.md.
+//
+// KV leaves straight from the arena. The caller holds the lease of all blocks it pushed until the
+// hand-off's Done has run; only then does nothing read them any more. Begin, Push (as layers
+// finish), Commit, and Done says how it ended:
+//   OK                  decode has adopted the sequence.
+//   Aborted, DataLoss   decode gave it up; prefill again under a new grant.
+//   Unavailable         the decode node or the way to it is gone.
+//   DeadlineExceeded    not over by the deadline.
+//   FailedPrecondition  the two nodes do not fit together; the message names both values.
+//   Cancelled           Abort() ended it.
+//
+// One connection per decode incarnation and address, opened by the first Begin, with a handshake
+// before any traffic. When it fails, every hand-off on it fails and the next Begin opens a new one.
+//
+// All calls and callbacks are on the loop. Destruction ends everything; callbacks that have not run
+// never will, and afterwards nothing reads the arena.
+class KvSender final : private transfer::TransferEngine::Receiver {
+ public:
+  struct Options {
+    absl::Duration handshake_timeout = absl::Seconds(5);
+    // How long sends of a hand-off that is over may take before its connection is force-closed,
+    // which fails every other hand-off on it.
+    absl::Duration drain_timeout = absl::Seconds(1);
+    int64_t max_bytes_in_flight = int64_t{64} << 20;  // Per peer; its credit may be lower.
+    int64_t max_message_bytes = int64_t{4} << 20;     // At least one block goes into a message.
+    size_t max_handoffs = 4096;
+    size_t max_peers = 256;
+  };
+  using HandoffId = uint64_t;
+  using Done = std::function<void(const absl::Status&)>;
+
+  // `arena`, `loop` and `registry` outlive the sender. Starts `engine`.
+  KvSender(transfer::NodeIdentity self, kv::KvArena& arena,
+           std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
+           telemetry::Registry& registry, const Options& options);
+  ~KvSender() override;
+  KvSender(const KvSender&) = delete;
+  KvSender& operator=(const KvSender&) = delete;
+
+  // Opens a hand-off. `done` runs exactly once, never inside a call to this object.
+  //   InvalidArgument     the grant is malformed.
+  //   FailedPrecondition  the grant's node has another compatibility hash.
+  //   ResourceExhausted   too many hand-offs or peers.
+  absl::StatusOr<HandoffId> Begin(const proto::GrantInfo& grant, absl::Time deadline, Done done);
+
+  // Sends one layer of the sequence's blocks [first_block, first_block + blocks.size()), stored in
+  // `blocks` of the arena, which must be final. Each block of each layer once, none of the prefix
+  // that decode holds.
+  //   NotFound         the hand-off is over; Done has said or will say why.
+  //   InvalidArgument  out of range, repeated, or after Commit: the hand-off is as before.
+  absl::Status Push(HandoffId handoff, int32_t layer, int32_t first_block,
+                    std::span<const kv::BlockId> blocks);
+
+  // All blocks of [held prefix, body.blocks()) have been pushed in every layer: hand over.
+  //   NotFound, InvalidArgument (a block was not pushed, or committed before): as above.
+  absl::Status Commit(HandoffId handoff, const proto::CommitBody& body);
+
+  // Gives the hand-off up. Done(Cancelled) follows once nothing reads its blocks. Unknown ids are
+  // ignored.
+  void Abort(HandoffId handoff, const std::string& reason);
+
+  size_t handoffs() const { return handoffs_.size(); }
+  size_t peers() const { return peers_.size(); }
+  transfer::TransferEngine& engine() { return *engine_; }
+
+ private:
+  using PeerKey = std::pair<Incarnation, std::string>;  // Incarnation, transfer address.
+  struct Handoff;
+  struct Item;
+  struct Peer;
+
+  std::unique_ptr<transfer::Landing> OnMessage(transfer::PeerId peer,
+                                               std::span<const std::byte> header,
+                                               size_t payload_bytes) override;
+  void OnPayload(transfer::PeerId peer, std::span<const std::byte> header,
+                 std::unique_ptr<transfer::Landing> payload) override;
+  void OnPeerDown(transfer::PeerId peer, const absl::Status& reason) override;
+
+  absl::StatusOr<Peer*> FindOrConnect(const proto::GrantInfo& grant);
+  void OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply);
+  void OnCommitReply(Peer& peer, const proto::CommitReply& reply);
+  void Pump(Peer& peer);
+  void SendItem(Peer& peer, Handoff& handoff, Item& item);
+  void OnSent(transfer::PeerId peer, HandoffId handoff, int64_t bytes, const absl::Status& status);
+  // Closes our end; hand-offs on it end with `status`.
+  void ClosePeer(transfer::PeerId peer, const absl::Status& status);
+  // The peer is gone from the engine already, or never mattered to it again.
+  void ForgetPeer(transfer::PeerId peer, const absl::Status& status);
+  void OnTimer(HandoffId handoff);
+  // Decides how the hand-off ended, unless that is decided already.
+  void End(Handoff& handoff, absl::Status status);
+  // Reports an ended hand-off once its last send is over.
+  void FinishIfIdle(HandoffId handoff);
+  void SendAbort(const Handoff& handoff, const std::string& reason);
+  void SendControl(transfer::PeerId peer, const proto::TransferHeader& header);
+  void UpdateGauges();
+
+  const transfer::NodeIdentity self_;
+  kv::KvArena& arena_;
+  EventLoop& loop_;
+  const Options options_;
+  std::unique_ptr<transfer::TransferEngine> engine_;
+  transfer::TransferMetrics metrics_;
+  std::map<transfer::PeerId, std::unique_ptr<Peer>> peers_;
+  std::map<HandoffId, std::unique_ptr<Handoff>> handoffs_;
+  std::deque<absl::Time> peer_failures_;  // Of the last minute.
+  HandoffId next_handoff_ = 1;
+  TimerId tick_ = 0;
+  // Tasks posted to the loop hold it weakly, and do nothing once the sender is gone.
+  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
+};
+
+}  // namespace lynx::prefill

@@ -1,0 +1,138 @@
+#include "tests/support/handoff_nodes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/transfer/copy_plan.h"
+
+namespace lynx::testing {
+
+transfer::NodeIdentity TestIdentity(Incarnation incarnation, const kv::KvLayout& layout) {
+  return {incarnation, "model-a", "class-a",
+          transfer::DescribeLayout(layout, layout.kv_heads, /*tp_size=*/1, /*tp_rank=*/0,
+                                   /*head_begin=*/0)};
+}
+
+std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index, size_t bytes) {
+  std::mt19937_64 rng(sequence * 1000003 + static_cast<uint64_t>(layer) * 1009 +
+                      static_cast<uint64_t>(index));
+  std::vector<std::byte> block(bytes);
+  for (size_t i = 0; i < bytes; i += 8) {
+    const uint64_t word = rng();
+    std::memcpy(block.data() + i, &word, std::min<size_t>(8, bytes - i));
+  }
+  return block;
+}
+
+DecodeNode::DecodeNode(transfer::NodeIdentity identity,
+                       std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
+                       int32_t pool_blocks, const decode::KvReceiver::Options& options,
+                       const kv::KvLayout& layout)
+    : pool(pool_blocks), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+  auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
+  faults = faulty.get();
+  receiver = std::make_unique<decode::KvReceiver>(std::move(identity), *arena, std::move(faulty),
+                                                  loop, registry, *this, options);
+}
+
+absl::StatusOr<proto::GrantInfo> DecodeNode::Reserve(uint64_t sequence, int32_t prompt_tokens,
+                                                     absl::Duration lease,
+                                                     int32_t held_prefix_tokens) {
+  if (auto grant = receiver->FindGrant(sequence)) return *grant;
+  auto blocks = pool.Acquire(kv::BlocksFor(prompt_tokens));
+  if (!blocks.ok()) return blocks.status();
+  return receiver->Reserve(
+      {sequence, kRouter, prompt_tokens, held_prefix_tokens, lease, *std::move(blocks)});
+}
+
+void DecodeNode::OnAdopt(decode::Adopted adopted_sequence) {
+  const uint64_t sequence = adopted_sequence.sequence;
+  LYNX_CHECK(adopted.emplace(sequence, std::move(adopted_sequence)).second);
+}
+
+void DecodeNode::OnFailed(uint64_t sequence, Incarnation, const absl::Status& status) {
+  LYNX_CHECK(failed.emplace(sequence, status).second);
+}
+
+bool DecodeNode::HoldsKv(uint64_t sequence, int32_t first_block) const {
+  const auto blocks = adopted.at(sequence).lease.blocks();
+  for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
+    for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
+      const auto held = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
+      if (!std::ranges::equal(held, TestBlock(sequence, layer, i, held.size()))) return false;
+    }
+  }
+  return true;
+}
+
+PrefillNode::PrefillNode(transfer::NodeIdentity identity,
+                         std::unique_ptr<transfer::TransferEngine> engine, EventLoop& l,
+                         int32_t pool_blocks, const prefill::KvSender::Options& options,
+                         const kv::KvLayout& layout)
+    : loop(l), pool(pool_blocks), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+  auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
+  faults = faulty.get();
+  sender = std::make_unique<prefill::KvSender>(std::move(identity), *arena, std::move(faulty), loop,
+                                               registry, options);
+}
+
+absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
+                                const proto::GrantInfo& grant, absl::Duration deadline) {
+  auto lease = pool.Acquire(kv::BlocksFor(prompt_tokens));
+  LYNX_CHECK(lease.ok());
+  auto handoff =
+      sender->Begin(grant, loop.Now() + deadline, [this, sequence](const absl::Status& status) {
+        Job& job = jobs.at(sequence);
+        job.results += 1;
+        job.result = status;
+        // From here on the blocks may be anything: a late read of them must show.
+        for (kv::BlockId block : job.lease.blocks()) {
+          for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
+            std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
+          }
+        }
+        job.lease.Reset();
+      });
+  if (!handoff.ok()) return handoff.status();
+  Job& job = jobs[sequence] = {};
+  job.handoff = *handoff;
+  job.lease = *std::move(lease);
+  return absl::OkStatus();
+}
+
+absl::Status PrefillNode::PushLayer(uint64_t sequence, int32_t layer, int32_t first_block) {
+  const Job& job = jobs.at(sequence);
+  const auto blocks = job.lease.blocks();
+  for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
+    const auto to = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
+    std::ranges::copy(TestBlock(sequence, layer, i, to.size()), to.begin());
+  }
+  return sender->Push(job.handoff, layer, first_block,
+                      blocks.subspan(static_cast<size_t>(first_block)));
+}
+
+absl::Status PrefillNode::Commit(uint64_t sequence, int32_t prompt_tokens) {
+  proto::CommitBody body;
+  body.set_sequence(sequence);
+  for (int32_t i = 0; i < prompt_tokens; ++i) body.add_prompt(i);
+  body.mutable_first_token()->set_id(7);
+  body.set_router(DecodeNode::kRouter);
+  body.set_blocks(static_cast<int32_t>(kv::BlocksFor(prompt_tokens)));
+  return sender->Commit(jobs.at(sequence).handoff, body);
+}
+
+void PrefillNode::Start(uint64_t sequence, int32_t prompt_tokens, const proto::GrantInfo& grant,
+                        absl::Duration deadline) {
+  absl::Status status = Begin(sequence, prompt_tokens, grant, deadline);
+  const int32_t first_block = grant.held_prefix_tokens() / kv::kBlockTokens;
+  for (int32_t layer = 0; status.ok() && layer < arena->layout().layers; ++layer) {
+    status = PushLayer(sequence, layer, first_block);
+  }
+  if (status.ok()) status = Commit(sequence, prompt_tokens);
+  if (!status.ok() && !jobs[sequence].result.has_value()) jobs[sequence].result = status;
+}
+
+}  // namespace lynx::testing
