@@ -37,6 +37,15 @@ FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
   auto arena = kv::KvArena::Create(Layout(options.layers), options.kv_blocks);
   LYNX_CHECK_MSG(arena.ok(), arena.status().ToString());
   arena_ = *std::move(arena);
+  const kv::KvLayout& layout = arena_->layout();
+  spec_.model_type = "fake";
+  spec_.vocab_size = options.vocab_size;
+  spec_.layers = layout.layers;
+  spec_.query_heads = layout.kv_heads;
+  spec_.kv_heads = layout.kv_heads;
+  spec_.head_dim = layout.head_dim;
+  spec_.max_positions = options.kv_blocks * kv::kBlockTokens;
+  spec_.feed_forward.assign(static_cast<size_t>(layout.layers), model::FeedForwardKind::kDense);
   stats_.active_experts.assign(static_cast<size_t>(options.layers), 0);
 }
 
@@ -107,10 +116,6 @@ void FakeModelRunner::AppendLogits(const model::SequenceRows& rows, int32_t posi
   if (rows.tokens[static_cast<size_t>(position - rows.start)] == poisoned_token_) {
     logits_.back() = std::numeric_limits<float>::quiet_NaN();
   }
-}
-
-const model::ModelSpec& FakeModelRunner::spec() const {
-  internal::CheckFailed("spec()", "a fake runner has no model spec", __FILE__, __LINE__);
 }
 
 }  // namespace lynx::testing

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "common/kv/kv_arena.h"
 #include "common/model/model_runner.h"
+#include "common/model/model_spec.h"
 
 namespace lynx::testing {
 
@@ -31,7 +32,7 @@ class FakeModelRunner final : public model::ModelRunner {
                     model::StepObserver* observer) override;
   std::span<const float> logits() const override { return logits_; }
   const model::StepStats& stats() const override { return stats_; }
-  const model::ModelSpec& spec() const override;
+  const model::ModelSpec& spec() const override { return spec_; }
   kv::KvArena& kv() override { return *arena_; }
   const std::string& numeric_class() const override { return numeric_class_; }
   const std::string& compatibility_hash() const override { return compatibility_hash_; }
@@ -45,6 +46,7 @@ class FakeModelRunner final : public model::ModelRunner {
   void AppendLogits(const model::SequenceRows& rows, int32_t position);
 
   const Options options_;
+  model::ModelSpec spec_;  // Vocabulary, layers and KV shape only.
   std::unique_ptr<kv::KvArena> arena_;
   std::vector<float> logits_;
   model::StepStats stats_;
