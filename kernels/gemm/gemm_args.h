@@ -20,7 +20,7 @@ struct Matrix {
 // with the sum in float32. The caller has rounded x to the precision it computes in.
 struct GemmArgs {
   const float* x = nullptr;  // [rows, in], rows x_stride elements apart
-  Matrix w;                  // [out, in]
+  Matrix w = {};             // [out, in]
   float* y = nullptr;        // [rows, out], rows y_stride elements apart
   int64_t rows = 0;          // [0, 2^31); 0 is a no-op
   int64_t in = 0;            // > 0

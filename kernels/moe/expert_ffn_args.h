@@ -8,9 +8,9 @@ namespace lynx::kernels {
 
 // One SwiGLU expert.
 struct ExpertWeights {
-  Matrix gate;  // [intermediate, hidden]
-  Matrix up;    // [intermediate, hidden]
-  Matrix down;  // [hidden, intermediate]
+  Matrix gate = {};  // [intermediate, hidden]
+  Matrix up = {};    // [intermediate, hidden]
+  Matrix down = {};  // [hidden, intermediate]
 };
 
 // The feed-forward part of a mixture of experts, added to y:

@@ -1,0 +1,110 @@
+#include "kernels/kv/kv_write.h"
+
+#include <cstring>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/kernel_test.h"
+
+namespace lynx::kernels {
+namespace {
+
+using ::lynx::testing::AllContexts;
+using ::lynx::testing::ContextParamName;
+using ::lynx::testing::KernelTest;
+using ::lynx::testing::RandomNormal;
+
+constexpr std::byte kUntouched{0xa5};
+
+struct Shape {
+  size_t rows, heads, head_dim;
+  DType dtype;
+};
+
+// The arena after writing `rows` tokens to slots spread over 5 blocks.
+std::vector<std::byte> Write(const Shape& s, const ExecContext& ctx) {
+  const size_t stride = 2 * s.heads * 16 * s.head_dim * SizeOf(s.dtype) + 64;
+  std::vector<std::byte> arena(5 * stride, kUntouched);
+  const auto k = RandomNormal(s.rows * s.heads * s.head_dim, 3);
+  const auto v = RandomNormal(s.rows * s.heads * s.head_dim, 5);
+  std::vector<KvSlot> slots;
+  for (size_t r = 0; r < s.rows; ++r) {
+    slots.push_back(
+        {.block = static_cast<int32_t>(4 - r / 16), .offset = static_cast<int32_t>(r % 16)});
+  }
+  const absl::Status status = KvWrite({.k = k.data(),
+                                       .v = v.data(),
+                                       .slots = slots.data(),
+                                       .kv = arena.data(),
+                                       .rows = static_cast<int64_t>(s.rows),
+                                       .kv_heads = static_cast<int64_t>(s.heads),
+                                       .head_dim = static_cast<int64_t>(s.head_dim),
+                                       .block_stride_bytes = static_cast<int64_t>(stride),
+                                       .kv_dtype = s.dtype},
+                                      ctx);
+  EXPECT_TRUE(status.ok()) << status;
+  return arena;
+}
+
+class KvWriteTest : public KernelTest {};
+
+// One token, two heads of size 2, worked by hand: [K|V][head][slot][dim].
+TEST_P(KvWriteTest, PutsEachValueWhereTheLayoutSays) {
+  const std::vector<float> k = {1, 2, 3, 4};
+  const std::vector<float> v = {5, 6, 7, 8};
+  const KvSlot slot{.block = 1, .offset = 3};
+  std::vector<float> arena(2 * 128, -1.0f);
+  ASSERT_TRUE(KvWrite({.k = k.data(),
+                       .v = v.data(),
+                       .slots = &slot,
+                       .kv = reinterpret_cast<std::byte*>(arena.data()),
+                       .rows = 1,
+                       .kv_heads = 2,
+                       .head_dim = 2,
+                       .block_stride_bytes = 128 * 4,
+                       .kv_dtype = DType::kF32},
+                      GetParam())
+                  .ok());
+  std::vector<float> want(2 * 128, -1.0f);
+  for (size_t i = 0; i < 4; ++i) want[128 + i * 32 + 3 * 2] = static_cast<float>(2 * i + 1);
+  for (size_t i = 0; i < 4; ++i) want[128 + i * 32 + 3 * 2 + 1] = static_cast<float>(2 * i + 2);
+  EXPECT_EQ(arena, want);
+}
+
+TEST_P(KvWriteTest, EqualsTheReferenceBitForBitAndTouchesNothingElse) {
+  ThreadTeam team(3);
+  ExecContext threaded = GetParam();
+  threaded.team = &team;
+  for (DType dtype : {DType::kF32, DType::kBf16}) {
+    for (size_t head_dim : {1u, 15u, 16u, 17u, 64u}) {
+      for (size_t rows : {1u, 17u, 80u}) {
+        const Shape shape{rows, 3, head_dim, dtype};
+        ASSERT_EQ(Write(shape, GetParam()), Write(shape, Reference()));
+        ASSERT_EQ(Write(shape, threaded), Write(shape, Reference()));
+      }
+    }
+  }
+}
+
+TEST_P(KvWriteTest, RefusesSlotsOutsideABlock) {
+  float x = 0;
+  std::byte kv[4 * 32];
+  KvSlot slot{.block = 0, .offset = 16};
+  const KvWriteArgs args{.k = &x,
+                         .v = &x,
+                         .slots = &slot,
+                         .kv = kv,
+                         .rows = 1,
+                         .kv_heads = 1,
+                         .head_dim = 1,
+                         .block_stride_bytes = 64};
+  EXPECT_EQ(KvWrite(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
+  slot = {.block = -1, .offset = 0};
+  EXPECT_EQ(KvWrite(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Contexts, KvWriteTest, ::testing::ValuesIn(AllContexts()),
+                         ContextParamName);
+
+}  // namespace
+}  // namespace lynx::kernels

@@ -1,0 +1,100 @@
+#pragma once
+
+// What the tests of kernels share: the contexts to run, random inputs, canaries.
+
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "gtest/gtest.h"
+#include "kernels/core/exec_context.h"
+#include "kernels/core/float_convert.h"
+
+namespace lynx::testing {
+
+inline constexpr float kCanary = -12345.0f;  // Fills the gaps between rows; must survive.
+
+// Every way a kernel can run on some machine.
+inline const std::vector<kernels::ExecContext>& AllContexts() {
+  using kernels::Backend;
+  using kernels::Isa;
+  static const std::vector<kernels::ExecContext> contexts = {
+      {.backend = Backend::kReference, .isa = Isa::kPortable},
+      {.backend = Backend::kCpu, .isa = Isa::kPortable},
+      {.backend = Backend::kCpu, .isa = Isa::kAvx2},
+      {.backend = Backend::kCpu, .isa = Isa::kAvx512},
+  };
+  return contexts;
+}
+
+inline std::string ContextName(const kernels::ExecContext& ctx) {
+  if (ctx.backend == kernels::Backend::kReference) return "reference";
+  return std::string(kernels::Name(ctx.isa));
+}
+
+inline std::string ContextParamName(const ::testing::TestParamInfo<kernels::ExecContext>& param) {
+  return ContextName(param.param);
+}
+
+// Fixture of a test that runs once per context. Skips, visibly, what this machine lacks; where
+// LYNX_REQUIRE_BACKEND names the context, a skip is a failure: "all green" cannot mean "nothing
+// ran".
+class KernelTest : public ::testing::TestWithParam<kernels::ExecContext> {
+ protected:
+  void SetUp() override {
+    if (kernels::CheckUsable(GetParam()).ok()) return;
+    const char* required = std::getenv("LYNX_REQUIRE_BACKEND");
+    ASSERT_FALSE(required != nullptr && ContextName(GetParam()) == required)
+        << "required backend is not usable";
+    GTEST_SKIP() << ContextName(GetParam()) << " is not usable here";
+  }
+  bool IsReference() const { return GetParam().backend == kernels::Backend::kReference; }
+  static kernels::ExecContext Reference() { return AllContexts().front(); }
+};
+
+inline std::vector<float> RandomNormal(size_t n, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& v : values) v = normal(rng);
+  return values;
+}
+
+// Puts `rows` rows of `width` values `stride` apart, canaries between.
+inline std::vector<float> WithGaps(const std::vector<float>& values, size_t rows, size_t width,
+                                   size_t stride) {
+  std::vector<float> out(rows * stride, kCanary);
+  for (size_t i = 0; i < rows * width; ++i) out[i / width * stride + i % width] = values[i];
+  return out;
+}
+
+// The bytes of `values` in another element type, as a file would hold them.
+inline std::vector<std::byte> Encode(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * SizeOf(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half =
+        dtype == DType::kF16 ? kernels::F32ToF16(values[i]) : kernels::F32ToBf16(values[i]);
+    if (dtype == DType::kF32) {
+      std::memcpy(&bytes[i * 4], &values[i], 4);
+    } else {
+      std::memcpy(&bytes[i * 2], &half, 2);
+    }
+  }
+  return bytes;
+}
+
+inline std::vector<uint32_t> BitsOf(const std::vector<float>& values) {
+  std::vector<uint32_t> bits(values.size());
+  std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
+  return bits;
+}
+
+inline std::vector<float> RoundedToBf16(std::vector<float> values) {
+  for (float& v : values) v = kernels::RoundToBf16(v);
+  return values;
+}
+
+}  // namespace lynx::testing
