@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -173,6 +175,121 @@ TEST_P(GoldenTest, GreedyContinuationsAgreeWithTransformers) {
               static_cast<long>(parted));
   if (GetParam() == DType::kF32) {
     EXPECT_EQ(parted, 0);
+  }
+}
+
+// What one run of a sequence leaves behind, by its bits.
+struct Trace {
+  std::vector<float> logits;  // Of every position.
+  std::vector<std::byte> kv;  // Of every block, layer by layer.
+  bool operator==(const Trace& other) const {
+    return kv == other.kv && logits.size() == other.logits.size() &&
+           std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
+  }
+};
+
+// How to cut the sequence into steps, and who shares them.
+struct Schedule {
+  int32_t chunk = 0;
+  bool decode = false;
+  int32_t companions = 0;  // Sequences of other tokens that step along, before and after it.
+};
+
+Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
+                  const Schedule& schedule) {
+  const auto total = static_cast<int32_t>(tokens.size());
+  const auto own_blocks = static_cast<int32_t>(kv::BlocksFor(total));
+  // Other blocks in another order each time: where KV lies must not matter.
+  std::vector<kv::BlockId> blocks = Blocks(schedule.chunk % 7, own_blocks);
+  std::reverse(blocks.begin(), blocks.end());
+  for (kv::BlockId block : blocks) {  // As another sequence might have left it.
+    for (int32_t layer = 0; layer < runner.spec().layers; ++layer) {
+      std::ranges::fill(runner.kv().BlockLayerSpan(layer, block), std::byte{0xff});
+    }
+  }
+  std::vector<std::vector<kv::BlockId>> other_blocks;
+  std::vector<std::vector<TokenId>> other_tokens;
+  for (int32_t i = 0; i < schedule.companions; ++i) {
+    other_blocks.push_back(Blocks(30 + i * 2, 2));
+    other_tokens.push_back({static_cast<TokenId>(100 + i), 7, 9});
+  }
+  Trace trace;
+  const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
+  for (int32_t start = 0; start < total; start += schedule.chunk) {
+    const int32_t count = std::min(schedule.chunk, total - start);
+    std::vector<SequenceRows> batch;
+    size_t rows_before = 0;
+    for (int32_t i = 0; i < schedule.companions; ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (i == schedule.companions / 2) rows_before = batch.size();
+      batch.push_back({.tokens = other_tokens[at],
+                       .start = start % 20,
+                       .blocks = other_blocks[at],
+                       .logits_rows = 1,
+                       .decode = false});
+    }
+    const auto place = batch.begin() + static_cast<std::ptrdiff_t>(rows_before);
+    batch.insert(place, {.tokens = std::span(tokens).subspan(static_cast<size_t>(start),
+                                                             static_cast<size_t>(count)),
+                         .start = start,
+                         .blocks = blocks,
+                         .logits_rows = count,
+                         .decode = schedule.decode});
+    EXPECT_THAT(runner.Step(batch, nullptr), IsOk());
+    const auto own =
+        runner.logits().subspan(rows_before * vocab, static_cast<size_t>(count) * vocab);
+    trace.logits.insert(trace.logits.end(), own.begin(), own.end());
+  }
+  for (int32_t layer = 0; layer < runner.spec().layers; ++layer) {
+    for (kv::BlockId block : blocks) {
+      const auto bytes = runner.kv().BlockLayerSpan(layer, block);
+      trace.kv.insert(trace.kv.end(), bytes.begin(), bytes.end());
+    }
+  }
+  return trace;
+}
+
+// The promise of DESIGN 4.1: same bits whatever the chunks, the phase and the company. 333 tokens
+// leave the last block partly unwritten: not a byte of it may change either.
+TEST_P(GoldenTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
+  auto runner = LoadTiny(GetParam());
+  std::vector<TokenId> tokens;
+  for (const Prompt& prompt : LoadFixture()) {
+    tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
+  }
+  tokens.resize(333);
+  const Trace whole = RunSequence(*runner, tokens, {.chunk = 333});
+  EXPECT_FALSE(std::isnan(whole.logits[0]));
+  const Schedule schedules[] = {
+      {.chunk = 1, .decode = true},
+      {.chunk = 1},
+      {.chunk = 7},
+      {.chunk = 64},
+      {.chunk = 333, .companions = 6},
+      {.chunk = 1, .decode = true, .companions = 15},
+      {.chunk = 13, .companions = 3},
+  };
+  for (const Schedule& schedule : schedules) {
+    EXPECT_TRUE(RunSequence(*runner, tokens, schedule) == whole)
+        << "chunks of " << schedule.chunk << (schedule.decode ? " decoded" : "") << " with "
+        << schedule.companions << " companions";
+  }
+}
+
+TEST_P(GoldenTest, ThreadsDoNotChangeABit) {
+  const std::vector<TokenId> tokens = LoadFixture().back().tokens;
+  auto load = [](int32_t threads) {
+    return *ModelRunner::Load({.model_dir = "models/lynx-tiny-moe",
+                               .compute_dtype = GetParam(),
+                               .kv_dtype = GetParam(),
+                               .kv_blocks = kKvBlocks,
+                               .max_step_rows = kMaxRows,
+                               .max_step_logits = kMaxRows,
+                               .threads = threads});
+  };
+  const Trace one = RunSequence(*load(1), tokens, {.chunk = 50});
+  for (int32_t threads : {2, 3, 8}) {
+    EXPECT_TRUE(RunSequence(*load(threads), tokens, {.chunk = 50}) == one) << threads << " threads";
   }
 }
 

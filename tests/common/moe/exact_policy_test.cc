@@ -1,0 +1,120 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "common/moe/gate_math.h"
+#include "common/moe/policy.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lynx::moe {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+RoutingPlan PlanFor(const std::vector<float>& logits, int32_t rows, int32_t top_k,
+                    GateRule rule = GateRule::kSoftmaxRenormalised) {
+  const auto experts = static_cast<int32_t>(logits.size()) / rows;
+  RoutingPlan plan(rows, experts, top_k);
+  ExactPolicy().MakePlan(
+      {.logits = logits, .rows = rows, .experts = experts, .top_k = top_k, .gate_rule = rule},
+      plan);
+  return plan;
+}
+
+TEST(ExactPolicyTest, PicksTheLargestInOrder) {
+  const RoutingPlan plan = PlanFor({0, 3, 1, 2, /**/ 9, 8, 7, 6}, /*rows=*/2, /*top_k=*/2);
+  EXPECT_THAT(plan.ids(), ElementsAre(1, 3, 0, 1));
+  EXPECT_THAT(plan.active(), ElementsAre(0, 1, 3));
+}
+
+TEST(ExactPolicyTest, TiesGoToTheLowerId) {
+  EXPECT_THAT(PlanFor({5, 7, 5, 7, 7}, 1, 4).ids(), ElementsAre(1, 3, 4, 0));
+  EXPECT_THAT(PlanFor({1, 1, 1, 1}, 1, 4).ids(), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(ExactPolicyTest, WeighsByTheGateRule) {
+  const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f)};  // Softmax 1/8, 2/8, 5/8.
+  const RoutingPlan renormalised = PlanFor(logits, 1, 2);
+  EXPECT_NEAR(renormalised.weights()[0], 5.0 / 7, 1e-6);
+  EXPECT_NEAR(renormalised.weights()[1], 2.0 / 7, 1e-6);
+  const RoutingPlan plain = PlanFor(logits, 1, 2, GateRule::kSoftmax);
+  EXPECT_NEAR(plain.weights()[0], 5.0 / 8, 1e-6);
+  EXPECT_NEAR(plain.weights()[1], 2.0 / 8, 1e-6);
+}
+
+TEST(ExactPolicyTest, EqualsSortingForRandomLogitsWithTies) {
+  std::mt19937 rng(1);
+  std::uniform_int_distribution<int> level(-3, 3);
+  for (int round = 0; round < 300; ++round) {
+    const int32_t experts = 1 + round % 40;
+    const int32_t top_k = 1 + round % experts;
+    std::vector<float> logits(static_cast<size_t>(experts) * 3);
+    for (float& logit : logits) logit = static_cast<float>(level(rng));
+    const RoutingPlan plan = PlanFor(logits, 3, top_k);
+    std::set<int32_t> all;
+    for (int32_t row = 0; row < 3; ++row) {
+      const float* z = logits.data() + row * experts;
+      std::vector<int32_t> order(static_cast<size_t>(experts));
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return z[a] > z[b]; });
+      double sum = 0;
+      for (int32_t j = 0; j < top_k; ++j) {
+        const auto i = static_cast<size_t>(row * top_k + j);
+        ASSERT_EQ(plan.ids()[i], order[static_cast<size_t>(j)]);
+        sum += plan.weights()[i];
+        all.insert(plan.ids()[i]);
+      }
+      ASSERT_NEAR(sum, 1, 1e-5);
+    }
+    ASSERT_THAT(plan.active(), ::testing::ElementsAreArray(all));
+  }
+}
+
+TEST(ExactPolicyTest, ExtremeLogitsGiveFiniteWeights) {
+  const RoutingPlan plan = PlanFor({1e4f, -1e4f, -kInf, 1e4f, /**/ -kInf, 0, -kInf, -kInf}, 2, 2);
+  EXPECT_THAT(plan.ids(), ElementsAre(0, 3, 1, 0));
+  EXPECT_THAT(plan.weights(), ElementsAre(0.5f, 0.5f, 1.0f, 0.0f));
+}
+
+// A NaN must reach the row's output, where the sampler looks for it, and no other row's.
+TEST(ExactPolicyTest, NanStaysVisibleAndInItsRow) {
+  const RoutingPlan plan = PlanFor({1, kNan, 3, 2, /**/ 1, 2, 3, 4}, 2, 2);
+  EXPECT_THAT(plan.ids(), ElementsAre(2, 3, 3, 2));
+  EXPECT_TRUE(std::isnan(plan.weights()[0]) && std::isnan(plan.weights()[1]));
+  EXPECT_FALSE(std::isnan(plan.weights()[2]) || std::isnan(plan.weights()[3]));
+  EXPECT_THAT(PlanFor({kNan, kNan, kNan}, 1, 3).ids(), ElementsAre(0, 1, 2));
+}
+
+TEST(ExactPolicyTest, OnePlanServesStepsOfAllSizes) {
+  RoutingPlan plan(8, 4, 2);
+  ExactPolicy policy;
+  for (int32_t rows : {8, 0, 3}) {
+    const std::vector<float> logits(static_cast<size_t>(rows) * 4, 1.0f);
+    policy.MakePlan({.logits = logits, .rows = rows, .experts = 4, .top_k = 2}, plan);
+    EXPECT_EQ(plan.ids().size(), static_cast<size_t>(rows) * 2);
+    EXPECT_EQ(plan.active().size(), rows == 0 ? 0u : 2u);
+  }
+}
+
+TEST(GateExpTest, IsWithinTwoUlpOfTheTrueValue) {
+  for (int i = 0; i <= 87000; ++i) {
+    const float x = -static_cast<float>(i) * 1e-3f;
+    const double want = std::exp(static_cast<double>(x));
+    ASSERT_NEAR(GateExp(x), want, want * 2.4e-7) << x;
+  }
+  EXPECT_EQ(GateExp(0.0f), 1.0f);
+  EXPECT_EQ(GateExp(-kInf), 0.0f);
+  EXPECT_TRUE(std::isnan(GateExp(kNan)));
+}
+
+}  // namespace
+}  // namespace lynx::moe
