@@ -170,8 +170,7 @@ void Engine::Finish(size_t index, std::span<const float> logits) {
     result.status = absl::CancelledError("cancelled during a step");
   } else if (sequence.params_.prompt_logprobs) {
     const int32_t scored_end = std::min(end, static_cast<int32_t>(sequence.prompt_tokens_) - 1);
-    for (int32_t r = std::max(first_row, sequence.scored_rows_);
-         r < scored_end && result.status.ok(); ++r) {
+    for (int32_t r = first_row; r < scored_end && result.status.ok(); ++r) {
       if (result.prompt_logprobs.size() == scored) result.prompt_logprobs.emplace_back();
       result.status = sampler_.Score(row(r), sequence.tokens_[static_cast<size_t>(r) + 1],
                                      std::max(sequence.params_.top_logprobs, 0),

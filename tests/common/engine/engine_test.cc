@@ -76,6 +76,26 @@ TEST_F(EngineTest, SamplesOnlyWhenNothingIsPending) {
   EXPECT_EQ(engine_->stats().sampled_tokens, 1);
 }
 
+// Penalties and random numbers follow the sequence's own past.
+TEST_F(EngineTest, SamplesFromTheLastRowWithTheStateOfTheOutputSoFar) {
+  const SamplingParams params{.temperature = 1,
+                              .presence_penalty = 2,
+                              .repetition_penalty = 1.5f,
+                              .seed = 3,
+                              .max_new_tokens = 12};
+  auto sequence = NewSequence({1, 2, 3}, params);
+  SamplerState state(params, sequence->prompt());
+  Sampler sampler(kModel.vocab_size);
+  while (!sequence->finished()) {
+    ASSERT_THAT(engine_->Step({{{sequence.get(), sequence->pending_tokens()}}}), IsOk());
+    SampledToken want;
+    ASSERT_THAT(sampler.Sample(runner_->logits(), params, state, want), IsOk());
+    ASSERT_EQ(engine_->results()[0].token, want) << "position " << state.output_position();
+    state.Append(want.id);
+  }
+  EXPECT_EQ(state.output_position(), 12);
+}
+
 TEST_F(EngineTest, BadItemsAreRefusedBeforeAnythingIsComputed) {
   auto one = NewSequence({1, 2, 3}, Greedy());
   auto other = NewSequence(std::vector<TokenId>(35, 1), Greedy());
