@@ -92,4 +92,8 @@ ApiError ToApiError(const absl::Status& status, absl::Duration retry_after) {
   return error;
 }
 
+std::string RetryAfterSeconds(absl::Duration retry_after) {
+  return absl::StrCat(absl::ToInt64Seconds(absl::Ceil(retry_after, absl::Seconds(1))));
+}
+
 }  // namespace lynx::router

@@ -33,4 +33,7 @@ struct ApiError {
 //   Unavailable 503       DeadlineExceeded 504            anything else 500
 ApiError ToApiError(const absl::Status& status, absl::Duration retry_after = absl::Seconds(1));
 
+// Value of a Retry-After header: whole seconds, rounded up.
+std::string RetryAfterSeconds(absl::Duration retry_after);
+
 }  // namespace lynx::router

@@ -23,7 +23,7 @@ enum class Api : uint8_t { kCompletions, kChat };
 
 // What a request may ask for. The defaults come from the model's generation_config.json.
 struct RequestLimits {
-  std::vector<std::string> model_names;  // Served; the first is the one metrics and answers use.
+  std::vector<std::string> model_names;  // Served; all name the same model.
   int32_t vocab_size = 0;                // Ids [0, vocab_size) exist.
   int32_t max_context_tokens = 0;        // Prompt and answer together.
 

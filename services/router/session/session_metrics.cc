@@ -1,6 +1,7 @@
 #include "services/router/session/session_metrics.h"
 
 #include "common/telemetry/buckets.h"
+#include "services/router/session/stage_duration.h"
 
 namespace lynx::router {
 namespace {
@@ -36,10 +37,8 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
   }
   // kv_transfer is what of the hand-off follows the first token: the rest overlaps prefill.
   for (const char* stage : {"queue", "reserve", "prefill", "kv_transfer", "decode_wait"}) {
-    stages_.push_back(registry.AddHistogram(
-        "lynx_router_stage_duration_seconds",
-        "Where a sequence's time to its second token went, as the router saw it",
-        telemetry::kStageSeconds, {{"stage", stage}}));
+    stages_.push_back(registry.AddHistogram(kStageDurationName, kStageDurationHelp,
+                                            telemetry::kStageSeconds, {{"stage", stage}}));
   }
   for (int stage = 0; stage < kRetryStages; ++stage) {
     for (int reason = 0; reason < kRetryReasons; ++reason) {

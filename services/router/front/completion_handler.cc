@@ -1,0 +1,302 @@
+#include "services/router/front/completion_handler.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/check.h"
+#include "common/base/ids.h"
+#include "common/base/status_macros.h"
+#include "common/base/utf8.h"
+#include "common/telemetry/log.h"
+#include "services/router/front/api_error.h"
+#include "services/router/front/api_response.h"
+
+namespace lynx::router {
+namespace {
+
+constexpr std::string_view kModelsPath = "/v1/models";
+
+// The client's name of a request, when it is fit to be sent back and logged; else one of ours.
+std::string RequestId(const http::HttpRequest& request) {
+  constexpr size_t kMaxBytes = 128;
+  const auto given = request.Header("x-request-id");
+  const bool sane =
+      given.has_value() && !given->empty() && given->size() <= kMaxBytes &&
+      std::all_of(given->begin(), given->end(), [](char c) { return c > ' ' && c <= '~'; });
+  return sane ? std::string(*given) : absl::StrCat("req-", HexId(RandomId()));
+}
+
+http::HttpResponse JsonResponse(int status, std::string body, const std::string& request_id) {
+  http::HttpResponse response{.status = status, .headers = {}, .body = std::move(body)};
+  response.headers.emplace_back("Content-Type", http::kJsonContentType);
+  response.headers.emplace_back("X-Request-Id", request_id);
+  return response;
+}
+
+http::HttpResponse ErrorResponse(const ApiError& error, const std::string& request_id) {
+  http::HttpResponse response = JsonResponse(error.http_status, BuildError(error), request_id);
+  if (error.retry_after > absl::ZeroDuration()) {
+    response.headers.emplace_back("Retry-After", RetryAfterSeconds(error.retry_after));
+  }
+  return response;
+}
+
+// What is known at `path`; empty when nothing is.
+std::string_view AllowedMethod(std::string_view path) {
+  if (path == "/v1/completions" || path == "/v1/chat/completions" || path == "/tokenize" ||
+      path == "/detokenize") {
+    return "POST";
+  }
+  if (path == kModelsPath || path.starts_with("/v1/models/")) return "GET";
+  return "";
+}
+
+}  // namespace
+
+void ApplyDefaults(const text::GenerationDefaults& defaults, RequestLimits& limits) {
+  if (defaults.temperature.has_value()) {
+    limits.temperature = static_cast<float>(*defaults.temperature);
+  }
+  if (defaults.top_p.has_value()) limits.top_p = static_cast<float>(*defaults.top_p);
+  if (defaults.min_p.has_value()) limits.min_p = static_cast<float>(*defaults.min_p);
+  if (defaults.top_k.has_value()) limits.top_k = static_cast<int32_t>(*defaults.top_k);
+  if (defaults.repetition_penalty.has_value()) {
+    limits.repetition_penalty = static_cast<float>(*defaults.repetition_penalty);
+  }
+  if (defaults.do_sample == false) limits.temperature = 0;
+}
+
+CompletionHandler::CompletionHandler(FrontOptions options, const text::Tokenizer& tokenizer,
+                                     RenderChat render_chat, SequenceService& service,
+                                     EventLoop& loop, telemetry::Registry& registry)
+    : options_(std::move(options)),
+      tokenizer_(tokenizer),
+      render_chat_(std::move(render_chat)),
+      loop_(loop),
+      metrics_(registry, options_.limits.model_names),
+      context_{.tokenizer = tokenizer,
+               .service = service,
+               .loop = loop,
+               .metrics = metrics_,
+               .heartbeat_interval = options_.heartbeat_interval,
+               .request_timeout = options_.request_timeout},
+      started_at_s_(absl::ToUnixSeconds(absl::Now())) {
+  LYNX_CHECK(!options_.limits.model_names.empty());
+  LYNX_CHECK(options_.limits.vocab_size > 0 && options_.limits.max_context_tokens > 0);
+  size_t longest = 1;
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
+    longest = std::max(longest, tokenizer.TokenBytes(id).size());
+  }
+  // Normalisation shortens a text to a third at most.
+  max_text_bytes_ = 3 * longest * static_cast<size_t>(options_.limits.max_context_tokens);
+}
+
+CompletionHandler::~CompletionHandler() = default;
+
+void CompletionHandler::Handle(http::HttpRequest request,
+                               std::shared_ptr<http::ResponseWriter> writer) {
+  const std::string request_id = RequestId(request);
+  const std::string_view allowed = AllowedMethod(request.path);
+  if (allowed.empty()) {
+    writer
+        ->Send(JsonResponse(404,
+                            ErrorBody(404, absl::StrCat("Unknown URL: ", request.method, " ",
+                                                        request.path.substr(0, 128))),
+                            request_id))
+        .IgnoreError();
+    return;
+  }
+  if (request.method != allowed && !(allowed == "GET" && request.method == "HEAD")) {
+    http::HttpResponse response = JsonResponse(
+        405,
+        ErrorBody(405, absl::StrCat("Method not allowed: ", request.path.substr(0, 128), " takes ",
+                                    std::string(allowed))),
+        request_id);
+    response.headers.emplace_back("Allow", std::string(allowed));
+    writer->Send(std::move(response)).IgnoreError();
+    return;
+  }
+  if (request.path == "/v1/completions") {
+    return Generate(Api::kCompletions, request, request_id, std::move(writer));
+  }
+  if (request.path == "/v1/chat/completions") {
+    return Generate(Api::kChat, request, request_id, std::move(writer));
+  }
+  const absl::StatusOr<std::string> body = request.path == "/tokenize" ? Tokenize(request.body)
+                                           : request.path == "/detokenize"
+                                               ? Detokenize(request.body)
+                                               : Models(request);
+  writer
+      ->Send(body.ok() ? JsonResponse(200, *body, request_id)
+                       : ErrorResponse(ToApiError(body.status()), request_id))
+      .IgnoreError();
+}
+
+std::string CompletionHandler::ErrorBody(int status, std::string_view message) {
+  ApiError error;
+  error.http_status = status;
+  error.message = ReplaceInvalidUtf8(message);
+  error.type = status == 429   ? "rate_limit_error"
+               : status >= 500 ? "server_error"
+                               : "invalid_request_error";
+  switch (status) {
+    case 404:
+      error.code = "unknown_url";
+      break;
+    case 405:
+      error.code = "method_not_allowed";
+      break;
+    case 413:
+      error.code = "request_too_large";
+      break;
+    case 503:
+      error.code = "unavailable";
+      break;
+    default:
+      break;
+  }
+  return BuildError(error);
+}
+
+void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
+                                 const std::string& request_id,
+                                 std::shared_ptr<http::ResponseWriter> writer) {
+  const absl::Time received = loop_.Now();
+  absl::StatusOr<PreparedRequest> prepared = Prepare(api, request.body);
+  if (!prepared.ok()) {
+    const ApiError error = ToApiError(prepared.status());
+    metrics_.CountRequest(metrics_.ForModel(""), api, error.http_status,
+                          OutcomeOf(error.http_status));
+    telemetry::LogInfo("request refused", {{"request_id", request_id},
+                                           {"code", absl::StrCat(error.http_status)},
+                                           {"param", error.param}});
+    writer->Send(ErrorResponse(error, request_id)).IgnoreError();
+    return;
+  }
+  prepared->request_id = request_id;
+  prepared->received = received;
+
+  // Shared only because a task of the loop must be copyable.
+  const uint64_t key = RandomId();
+  auto session = std::make_shared<CompletionSession>(context_, *std::move(prepared), writer);
+  loop_.Post([this, key, session = std::move(session)]() mutable {
+    CompletionSession& started = *session;
+    sessions_.emplace(key, std::move(session));
+    started.Start([this, key] { sessions_.erase(key); });
+  });
+  writer->OnClosed([this, key] {
+    loop_.Post([this, key] {
+      const auto it = sessions_.find(key);
+      if (it != sessions_.end()) it->second->OnClientGone();
+    });
+  });
+}
+
+absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::string& body) {
+  const RequestLimits& limits = options_.limits;
+  PreparedRequest prepared;
+  LYNX_ASSIGN_OR_RETURN(prepared.request, api == Api::kChat ? ParseChatRequest(body, limits)
+                                                            : ParseCompletionRequest(body, limits));
+  const ApiRequest& request = prepared.request;
+  const absl::Time begin = loop_.Now();
+
+  if (api == Api::kChat) {
+    LYNX_ASSIGN_OR_RETURN(const std::string text, Render(request.messages, true));
+    PreparedPrompt& prompt = prepared.prompts.emplace_back();
+    LYNX_ASSIGN_OR_RETURN(prompt.ids, Encode(text, /*add_special_tokens=*/false, "messages"));
+  }
+  for (const Prompt& given : request.prompts) {
+    PreparedPrompt& prompt = prepared.prompts.emplace_back();
+    const auto* text = std::get_if<std::string>(&given);
+    if (text != nullptr) {
+      LYNX_ASSIGN_OR_RETURN(prompt.ids, Encode(*text, /*add_special_tokens=*/true, "prompt"));
+    } else {
+      prompt.ids = std::get<std::vector<TokenId>>(given);
+    }
+  }
+  for (PreparedPrompt& prompt : prepared.prompts) {
+    LYNX_ASSIGN_OR_RETURN(prompt.max_new_tokens,
+                          MaxNewTokens(request, static_cast<int64_t>(prompt.ids.size()), limits));
+    if (request.echo) prompt.echo_text = EchoText(tokenizer_, prompt.ids);
+  }
+  metrics_.tokenize().Observe(absl::ToDoubleSeconds(loop_.Now() - begin));
+
+  prepared.head = {.api = api,
+                   .id = absl::StrCat(api == Api::kChat ? "chatcmpl-" : "cmpl-", HexId(RandomId()),
+                                      HexId(RandomId())),
+                   .created_s = absl::ToUnixSeconds(absl::Now()),
+                   .model = request.model,
+                   .system_fingerprint = options_.system_fingerprint};
+  return prepared;
+}
+
+absl::StatusOr<std::string> CompletionHandler::Render(std::span<const ChatMessage> messages,
+                                                      bool add_generation_prompt) const {
+  absl::StatusOr<std::string> text = render_chat_(messages, add_generation_prompt);
+  if (absl::IsInvalidArgument(text.status())) {
+    return FieldError("messages", absl::StrCat("'messages' do not fit the model's chat template: ",
+                                               text.status().message()));
+  }
+  return text;
+}
+
+absl::Status CompletionHandler::CheckTextLength(std::string_view text, const char* param) const {
+  if (text.size() <= max_text_bytes_) return absl::OkStatus();
+  return FieldError(
+      param,
+      absl::StrCat("This model's maximum context length is ", options_.limits.max_context_tokens,
+                   " tokens, but '", param, "' has ", text.size(), " bytes, which do not fit"),
+      "context_length_exceeded");
+}
+
+absl::StatusOr<std::vector<TokenId>> CompletionHandler::Encode(std::string_view text,
+                                                               bool add_special_tokens,
+                                                               const char* param) const {
+  LYNX_RETURN_IF_ERROR(CheckTextLength(text, param));
+  auto ids = tokenizer_.Encode(text, add_special_tokens);
+  if (!ids.ok()) {
+    return FieldError(param,
+                      absl::StrCat("'", param, "' cannot be tokenized: ", ids.status().message()));
+  }
+  if (ids->empty()) return FieldError(param, absl::StrCat("'", param, "' has no tokens"));
+  return ids;
+}
+
+absl::StatusOr<std::string> CompletionHandler::Models(const http::HttpRequest& request) const {
+  const RequestLimits& limits = options_.limits;
+  if (request.path == kModelsPath) {
+    return BuildModelList(limits.model_names, started_at_s_, limits.max_context_tokens);
+  }
+  const std::string name = request.path.substr(kModelsPath.size() + 1);
+  const auto& names = limits.model_names;
+  if (std::find(names.begin(), names.end(), name) == names.end()) return UnknownModelError(name);
+  return BuildModel(name, started_at_s_, limits.max_context_tokens);
+}
+
+absl::StatusOr<std::string> CompletionHandler::Tokenize(const std::string& body) const {
+  LYNX_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(body, options_.limits));
+  std::string text;
+  const char* param = "prompt";
+  if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&request.input)) {
+    param = "messages";
+    LYNX_ASSIGN_OR_RETURN(text, Render(*messages, request.add_generation_prompt));
+  } else {
+    text = std::get<std::string>(request.input);
+  }
+  std::vector<TokenId> ids;
+  if (!text.empty()) {
+    LYNX_ASSIGN_OR_RETURN(ids, Encode(text, request.add_special_tokens, param));
+  }
+  return BuildTokenizeResponse(ids, options_.limits.max_context_tokens);
+}
+
+absl::StatusOr<std::string> CompletionHandler::Detokenize(const std::string& body) const {
+  LYNX_ASSIGN_OR_RETURN(const DetokenizeRequest request,
+                        ParseDetokenizeRequest(body, options_.limits));
+  return BuildDetokenizeResponse(tokenizer_.Decode(request.tokens, /*skip_special=*/false));
+}
+
+}  // namespace lynx::router

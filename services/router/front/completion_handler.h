@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/concurrency/event_loop.h"
+#include "common/http/server.h"
+#include "common/telemetry/metrics.h"
+#include "common/text/model_files.h"
+#include "common/text/tokenizer.h"
+#include "services/router/front/api_request.h"
+#include "services/router/front/completion_session.h"
+#include "services/router/front/front_metrics.h"
+#include "services/router/session/sequence_service.h"
+
+namespace lynx::router {
+
+struct FrontOptions {
+  RequestLimits limits;
+  std::string system_fingerprint = "lynx";  // Changes when equal seeds may give other answers.
+  // Silence after which a stream gets an SSE comment, and its header if that is still due. Below
+  // the idle limits of usual proxies (10 s and up).
+  absl::Duration heartbeat_interval = absl::Seconds(5);
+  // A request's whole time, from its arrival. Generous: it only bounds what nothing else does.
+  absl::Duration request_timeout = absl::Hours(1);
+};
+
+// What a request gets that does not say otherwise.
+void ApplyDefaults(const text::GenerationDefaults& defaults, RequestLimits& limits);
+
+// Turns messages into the text that the model's chat template makes of them. Thread-safe.
+//   InvalidArgument  the template refuses them; the message says why.
+using RenderChat = std::function<absl::StatusOr<std::string>(std::span<const ChatMessage> messages,
+                                                             bool add_generation_prompt)>;
+
+// OpenAI's HTTP API on top of a SequenceService:
+//
+//   POST /v1/completions  /v1/chat/completions     GET /v1/models  /v1/models/{id}
+//   POST /tokenize  /detokenize
+//
+// The server's thread parses, checks, templates and tokenizes; then the request becomes a
+// CompletionSession on the loop. Any other path is 404, another method 405, in OpenAI's form.
+//
+// Destroy after the server and the loop have stopped.
+class CompletionHandler final : public http::RequestHandler {
+ public:
+  // All references are borrowed.
+  CompletionHandler(FrontOptions options, const text::Tokenizer& tokenizer, RenderChat render_chat,
+                    SequenceService& service, EventLoop& loop, telemetry::Registry& registry);
+  ~CompletionHandler() override;
+
+  void Handle(http::HttpRequest request, std::shared_ptr<http::ResponseWriter> writer) override;
+  std::string ErrorBody(int status, std::string_view message) override;
+
+  // Sessions not yet finished. On the loop.
+  size_t sessions() const { return sessions_.size(); }
+
+ private:
+  void Generate(Api api, const http::HttpRequest& request, const std::string& request_id,
+                std::shared_ptr<http::ResponseWriter> writer);
+  absl::StatusOr<PreparedRequest> Prepare(Api api, const std::string& body);
+  absl::StatusOr<std::string> Models(const http::HttpRequest& request) const;
+  absl::StatusOr<std::string> Tokenize(const std::string& body) const;
+  absl::StatusOr<std::string> Detokenize(const std::string& body) const;
+  absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
+                                     bool add_generation_prompt) const;
+  // Before tokenizing, which takes time: refuses a text that no number of tokens in the context
+  // can spell.
+  absl::Status CheckTextLength(std::string_view text, const char* param) const;
+  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
+                                              const char* param) const;
+
+  const FrontOptions options_;
+  const text::Tokenizer& tokenizer_;
+  const RenderChat render_chat_;
+  EventLoop& loop_;
+  FrontMetrics metrics_;
+  const CompletionSession::Context context_;
+  const int64_t started_at_s_;
+  size_t max_text_bytes_ = 0;
+
+  std::unordered_map<uint64_t, std::shared_ptr<CompletionSession>> sessions_;  // The loop's.
+};
+
+}  // namespace lynx::router
