@@ -123,6 +123,7 @@ NodeRegistry::NodeRegistry(Options options, EventLoop& loop, rpc::Channel& chann
 NodeRegistry::~NodeRegistry() {
   *alive_ = false;
   loop_.CancelTimer(timer_);
+  for (auto& [endpoint, connection] : connections_) HangUp(connection);
 }
 
 void NodeRegistry::Start(Listener& listener) {

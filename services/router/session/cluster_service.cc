@@ -152,14 +152,17 @@ void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
       return;
     case proto::Envelope::kRefused: {
       const proto::Refused& refused = envelope.refused();
+      bool rests = false;
       OnSequence(from, refused.sequence(), false, [&](SequenceSession& session) {
         Effects effects = session.OnRefused(from, refused, now);
-        if (!effects.ignored && (refused.reason() == proto::Refused::REASON_BUSY ||
-                                 refused.reason() == proto::Refused::REASON_NOT_READY)) {
-          resting_.insert(from);
-        }
+        rests = !effects.ignored && (refused.reason() == proto::Refused::REASON_BUSY ||
+                                     refused.reason() == proto::Refused::REASON_NOT_READY);
+        // Before Apply, which looks for another prefill node.
+        if (rests) resting_.insert(from);
         return effects;
       });
+      // And after it: that a refused sequence leaves the node is no sign of room there.
+      if (rests) resting_.insert(from);
       return;
     }
     case proto::Envelope::kFirstToken:

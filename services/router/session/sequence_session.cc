@@ -171,7 +171,7 @@ SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto:
   state_ = SequenceState::kDecoding;
   times_.first_token = now;
   wait_until_ = now + options_.token_timeout;
-  output_.push_back(first.token().id());
+  if (first.has_token()) output_.push_back(first.token().id());
   Effects effects;
   effects.first = first;
   Advance(now, effects);
@@ -414,7 +414,7 @@ void SequenceSession::Advance(absl::Time now, Effects& effects) {
       moved = true;
     }
     if (finished_.has_value()) {
-      // A stop id counts as sampled but need not be sent: it is not part of the text.
+      // A stop id counts as sampled but is not sent: it is not part of the answer.
       const bool stop = finished_->finish_reason() == proto::Terminal::FINISH_REASON_STOP;
       if (output_.size() + (stop ? 1 : 0) >= finished_->output_tokens()) {
         SequenceEnd end;

@@ -1,0 +1,566 @@
+#include "services/router/session/sequence_session.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lynx::router {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Effects = SequenceSession::Effects;
+using Refused = proto::Refused;
+using Terminal = proto::Terminal;
+
+constexpr NodeId kDecode = 20;
+constexpr NodeId kPrefill = 10;
+constexpr uint64_t kWire = 77;
+
+class SequenceSessionTest : public ::testing::Test {
+ protected:
+  SequenceSessionTest() { Make(); }
+  void Make(absl::Duration deadline = absl::InfiniteDuration(), int max_new_tokens = 8) {
+    SequenceRequest request;
+    request.prompt = {1, 2, 3};
+    request.sampling.set_max_new_tokens(max_new_tokens);
+    request.deadline = clock_.Now() + deadline;
+    session_ = std::make_unique<SequenceSession>(std::move(request), options_, clock_.Now());
+  }
+  absl::Time Now() const { return clock_.Now(); }
+
+  void ToReserving() { session_->OnReserveSent(kDecode, kWire, Now()); }
+  Effects Grant(NodeId from = kDecode) {
+    proto::GrantInfo grant;
+    grant.set_grant_id(5);
+    return session_->OnGranted(from, grant, Now());
+  }
+  void ToPrefilling() {
+    ToReserving();
+    ASSERT_TRUE(Grant().place_prefill);
+    session_->OnPrefillSent(kPrefill, Now());
+  }
+  Effects First(int id = 100, NodeId from = kPrefill) {
+    proto::FirstToken first;
+    first.mutable_token()->set_id(id);
+    return session_->OnFirstToken(from, first, Now());
+  }
+  void ToDecoding() {
+    ToPrefilling();
+    ASSERT_TRUE(First().first.has_value());
+  }
+  void To(SequenceState state) {
+    if (state == SequenceState::kReserving) ToReserving();
+    if (state == SequenceState::kPrefilling) ToPrefilling();
+    if (state == SequenceState::kDecoding) ToDecoding();
+    ASSERT_EQ(session_->state(), state);
+  }
+  Effects Refuse(NodeId from, Refused::Reason reason) {
+    Refused refused;
+    refused.set_reason(reason);
+    refused.set_message("because");
+    return session_->OnRefused(from, refused, Now());
+  }
+  // Tokens 100 + position, as decode sends them; the ids that came out.
+  std::vector<int> Tokens(uint32_t position, int count, NodeId from = kDecode) {
+    entry_.Clear();  // Outlives the effects, which point into it.
+    entry_.set_position(position);
+    for (int i = 0; i < count; ++i) {
+      entry_.add_tokens()->set_id(static_cast<int>(position) + 100 + i);
+    }
+    last_ = session_->OnTokens(from, entry_, Now());
+    return Ids(last_);
+  }
+  static std::vector<int> Ids(const Effects& effects) {
+    std::vector<int> ids;
+    for (const proto::Token* token : effects.tokens) ids.push_back(token->id());
+    return ids;
+  }
+  Effects Say(NodeId from, Terminal::Kind kind,
+              Terminal::FinishReason reason = Terminal::FINISH_REASON_UNSPECIFIED,
+              uint32_t output_tokens = 0) {
+    Terminal terminal;
+    terminal.set_kind(kind);
+    terminal.set_finish_reason(reason);
+    terminal.set_output_tokens(output_tokens);
+    if (kind == Terminal::KIND_FAILED) {
+      terminal.set_status_code(static_cast<uint32_t>(code_));
+      terminal.set_message("checksum");
+    }
+    return session_->OnTerminal(from, terminal, Now());
+  }
+  Effects Late(absl::Duration by) {
+    clock_.Advance(by);
+    return session_->OnDeadline(absl::ResourceExhaustedError("no room"), Now());
+  }
+  static std::vector<NodeId> Cancelled(const Effects& effects) {
+    std::vector<NodeId> nodes;
+    for (const Effects::Message& message : effects.cancels) {
+      EXPECT_EQ(message.wire_id, kWire);
+      nodes.push_back(message.node);
+    }
+    return nodes;
+  }
+  void ExpectRetry(const Effects& effects, RetryStage stage, RetryReason reason) {
+    EXPECT_TRUE(effects.requeue);
+    EXPECT_FALSE(effects.end.has_value());
+    ASSERT_TRUE(effects.retry.has_value());
+    EXPECT_STREQ(Name(effects.retry->first), Name(stage));
+    EXPECT_STREQ(Name(effects.retry->second), Name(reason));
+    ExpectNoAttempt(SequenceState::kQueued);
+  }
+  void ExpectEnd(const Effects& effects, absl::StatusCode code) {
+    EXPECT_FALSE(effects.requeue);
+    ASSERT_TRUE(effects.end.has_value());
+    EXPECT_EQ(effects.end->status.code(), code) << effects.end->status;
+    ExpectNoAttempt(SequenceState::kDone);
+  }
+  void ExpectNoAttempt(SequenceState state) {
+    EXPECT_STREQ(Name(session_->state()), Name(state));
+    EXPECT_EQ(session_->wire_id(), 0u);
+    EXPECT_EQ(session_->decode(), 0u);
+    EXPECT_EQ(session_->prefill(), 0u);
+  }
+
+  ManualClock clock_;
+  SequenceSession::Options options_;
+  std::unique_ptr<SequenceSession> session_;
+  proto::TokenBatch::Entry entry_;
+  Effects last_;
+  absl::StatusCode code_ = absl::StatusCode::kDataLoss;
+};
+
+TEST_F(SequenceSessionTest, RunsFromQueueToEnd) {
+  EXPECT_EQ(session_->state(), SequenceState::kQueued);
+  ToReserving();
+  EXPECT_TRUE(Grant().place_prefill);
+  session_->OnPrefillSent(kPrefill, Now());
+  EXPECT_EQ(session_->grant().grant_id(), 5u);
+  EXPECT_EQ(First().first->token().id(), 100);
+  EXPECT_FALSE(Say(kPrefill, Terminal::KIND_HANDED_OFF).ignored);
+  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
+  EXPECT_THAT(Tokens(3, 1), ElementsAre(103));
+  const Effects effects = Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 4);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_EQ(effects.end->finish_reason, Terminal::FINISH_REASON_LENGTH);
+  EXPECT_THAT(effects.cancels, IsEmpty());
+  EXPECT_THAT(session_->output(), ElementsAre(100, 101, 102, 103));
+  EXPECT_EQ(session_->deadline(), absl::InfiniteFuture());
+}
+
+TEST_F(SequenceSessionTest, AGrantCountsOnceAndOnlyFromTheNodeAsked) {
+  EXPECT_TRUE(Grant().ignored) << "queued: nothing was asked";
+  ToReserving();
+  EXPECT_TRUE(Grant(kDecode + 1).ignored);
+  EXPECT_TRUE(Grant().place_prefill);
+  session_->OnPrefillSent(kPrefill, Now());
+  EXPECT_TRUE(Grant().ignored) << "doubled";
+  ASSERT_TRUE(First().first.has_value());
+  EXPECT_TRUE(Grant().ignored);
+}
+
+TEST_F(SequenceSessionTest, WithoutAPrefillNodeTheGrantIsGivenBackAndTheSequenceWaits) {
+  ToReserving();
+  Grant();
+  const Effects effects = session_->OnNoPrefill(Now());
+  EXPECT_TRUE(effects.requeue);
+  EXPECT_FALSE(effects.retry.has_value());
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+  ExpectNoAttempt(SequenceState::kQueued);
+}
+
+TEST_F(SequenceSessionTest, DecodeThatCannotNowSendsTheSequenceElsewhere) {
+  for (const auto reason :
+       {Refused::REASON_BUSY, Refused::REASON_NOT_READY, Refused::REASON_TOO_LARGE}) {
+    SCOPED_TRACE(reason);
+    Make();
+    ToReserving();
+    const Effects effects = Refuse(kDecode, reason);
+    EXPECT_TRUE(effects.requeue);
+    EXPECT_FALSE(effects.retry.has_value()) << "waiting is no failure";
+    EXPECT_THAT(effects.cancels, IsEmpty()) << "it holds nothing";
+    ExpectNoAttempt(SequenceState::kQueued);
+    EXPECT_EQ(session_->too_small().contains(kDecode), reason == Refused::REASON_TOO_LARGE);
+  }
+}
+
+TEST_F(SequenceSessionTest, BusyNodesDoNotProlongTheQueueTimeout) {
+  for (int i = 0; i < 3; ++i) {
+    ToReserving();
+    clock_.Advance(absl::Seconds(1));
+    Refuse(kDecode, Refused::REASON_BUSY);
+  }
+  EXPECT_EQ(session_->deadline(), Now() + options_.queue_timeout - absl::Seconds(3));
+  ExpectEnd(Late(options_.queue_timeout - absl::Seconds(3)), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(SequenceSessionTest, RefusalsAreReadByReason) {
+  ToReserving();
+  EXPECT_TRUE(Refuse(kDecode, Refused::REASON_DUPLICATE).ignored);
+  EXPECT_TRUE(Refuse(kPrefill, Refused::REASON_BUSY).ignored) << "not the node asked";
+  ExpectRetry(Refuse(kDecode, Refused::REASON_UNSPECIFIED), RetryStage::kReserve,
+              RetryReason::kRefused);
+  Make();
+  ToReserving();
+  ExpectEnd(Refuse(kDecode, Refused::REASON_INVALID), absl::StatusCode::kInternal);
+}
+
+TEST_F(SequenceSessionTest, APrefillNodeThatRefusesLeavesTheGrantToAnother) {
+  for (const auto reason : {Refused::REASON_BUSY, Refused::REASON_NOT_READY,
+                            Refused::REASON_TOO_LARGE, Refused::REASON_INCOMPATIBLE}) {
+    SCOPED_TRACE(reason);
+    Make();
+    ToPrefilling();
+    EXPECT_TRUE(Refuse(kDecode, reason).ignored);
+    const Effects effects = Refuse(kPrefill, reason);
+    EXPECT_TRUE(effects.place_prefill);
+    EXPECT_THAT(effects.cancels, IsEmpty());
+    EXPECT_TRUE(session_->prefill_refused().contains(kPrefill));
+    session_->OnPrefillSent(kPrefill + 1, Now());
+    EXPECT_EQ(session_->wire_id(), kWire);
+    EXPECT_TRUE(First(100, kPrefill).ignored) << "a late word of the first";
+    EXPECT_TRUE(First(100, kPrefill + 1).first.has_value());
+  }
+}
+
+TEST_F(SequenceSessionTest, AReplayedPrefillRefusedAsDuplicateHarmsNothing) {
+  ToPrefilling();
+  EXPECT_TRUE(Refuse(kPrefill, Refused::REASON_DUPLICATE).ignored);
+  EXPECT_TRUE(First().first.has_value());
+  EXPECT_TRUE(Refuse(kPrefill, Refused::REASON_DUPLICATE).ignored);
+  EXPECT_TRUE(Refuse(kPrefill, Refused::REASON_BUSY).ignored) << "it has answered already";
+}
+
+TEST_F(SequenceSessionTest, AnInvalidPrefillIsOurBug) {
+  ToPrefilling();
+  const Effects effects = Refuse(kPrefill, Refused::REASON_INVALID);
+  ExpectEnd(effects, absl::StatusCode::kInternal);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+}
+
+TEST_F(SequenceSessionTest, FirstTokenCountsOnceFromPrefillOnly) {
+  EXPECT_TRUE(First().ignored);
+  ToReserving();
+  EXPECT_TRUE(First().ignored);
+  Grant();
+  session_->OnPrefillSent(kPrefill, Now());
+  EXPECT_TRUE(First(100, kDecode).ignored);
+  EXPECT_TRUE(First().first.has_value());
+  EXPECT_TRUE(First().ignored);
+  EXPECT_THAT(session_->output(), SizeIs(1));
+}
+
+TEST_F(SequenceSessionTest, TokensAreDeliveredOnceAndInOrder) {
+  ToDecoding();
+  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
+  EXPECT_THAT(Tokens(1, 2), IsEmpty());
+  EXPECT_TRUE(last_.ignored) << "doubled";
+  EXPECT_THAT(Tokens(2, 2), ElementsAre(103)) << "overlapping";
+  EXPECT_THAT(Tokens(5, 1), IsEmpty()) << "token 4 is missing";
+  EXPECT_FALSE(last_.ignored);
+  EXPECT_THAT(Tokens(4, 1), ElementsAre(104, 105));
+  EXPECT_THAT(Tokens(6, 1, kPrefill), IsEmpty()) << "not from prefill";
+  EXPECT_THAT(Tokens(0, 1), IsEmpty()) << "the first token is prefill's to tell";
+  EXPECT_THAT(Tokens(6, 5), ElementsAre(106, 107)) << "max_new_tokens is 8";
+  EXPECT_THAT(Tokens(4000000000u, 1), IsEmpty());
+}
+
+TEST_F(SequenceSessionTest, DecodeMayBeFasterThanTheFirstToken) {
+  ToPrefilling();
+  EXPECT_THAT(Tokens(1, 1), IsEmpty());
+  EXPECT_THAT(Tokens(2, 1), IsEmpty());
+  EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 4).end);
+  const Effects effects = First();
+  EXPECT_TRUE(effects.first.has_value());
+  EXPECT_THAT(Ids(effects), ElementsAre(101, 102));
+  ASSERT_TRUE(effects.end.has_value());
+  EXPECT_TRUE(effects.end->status.ok());
+  EXPECT_THAT(effects.cancels, IsEmpty());
+}
+
+TEST_F(SequenceSessionTest, AHoleThatStaysIsNeverSkipped) {
+  ToDecoding();
+  Tokens(1, 1);
+  Tokens(3, 1);
+  EXPECT_FALSE(Late(options_.gap_timeout - absl::Milliseconds(1)).end);
+  const Effects effects = Late(absl::Milliseconds(1));
+  ExpectEnd(effects, absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("token 2"));
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+}
+
+TEST_F(SequenceSessionTest, AClosedHoleIsForgotten) {
+  ToDecoding();
+  Tokens(2, 1);
+  clock_.Advance(absl::Seconds(1));
+  Tokens(1, 1);
+  EXPECT_EQ(session_->deadline(), Now() + options_.token_timeout);
+}
+
+TEST_F(SequenceSessionTest, ALostLastBatchIsNoSuccess) {
+  ToDecoding();
+  Tokens(1, 1);
+  EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 3).end);
+  ExpectEnd(Late(options_.gap_timeout), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(SequenceSessionTest, ALateLastBatchEndsTheSequence) {
+  ToDecoding();
+  EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 3).end);
+  session_->OnNodeGone(kDecode, "went after its last word", Now());
+  EXPECT_EQ(session_->state(), SequenceState::kDecoding);
+  Make();
+  ToDecoding();
+  EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 3).end);
+  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
+  ASSERT_TRUE(last_.end.has_value());
+  EXPECT_TRUE(last_.end->status.ok());
+}
+
+TEST_F(SequenceSessionTest, AFirstTokenThatFinishesCancelsTheGrant) {
+  ToDecoding();
+  Effects effects = Say(kPrefill, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 1);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_EQ(effects.end->finish_reason, Terminal::FINISH_REASON_LENGTH);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+
+  // A stop id is counted but not sent.
+  Make();
+  ToPrefilling();
+  EXPECT_TRUE(session_->OnFirstToken(kPrefill, proto::FirstToken(), Now()).first.has_value());
+  effects = Say(kPrefill, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 1);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+  EXPECT_THAT(session_->output(), IsEmpty());
+}
+
+TEST_F(SequenceSessionTest, PrefillsLastWordWaitsForALostFirstToken) {
+  for (const auto kind : {Terminal::KIND_FINISHED, Terminal::KIND_HANDED_OFF}) {
+    Make();
+    ToPrefilling();
+    EXPECT_FALSE(Say(kPrefill, kind, Terminal::FINISH_REASON_STOP, 1).end);
+    const Effects effects = Late(options_.gap_timeout);
+    ExpectRetry(effects, RetryStage::kHandoff, RetryReason::kLostMessage);
+    EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+  }
+}
+
+TEST_F(SequenceSessionTest, PrefillFailureBeforeTheFirstTokenStartsOver) {
+  for (const auto kind : {Terminal::KIND_FAILED, Terminal::KIND_CANCELLED}) {
+    Make();
+    ToPrefilling();
+    const Effects effects = Say(kPrefill, kind);
+    ExpectRetry(effects, RetryStage::kPrefill, RetryReason::kNodeError);
+    EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+    EXPECT_TRUE(session_->avoid().contains(kPrefill));
+  }
+}
+
+TEST_F(SequenceSessionTest, PrefillFailureAfterTheFirstTokenEndsUnlessDecodeSpeaks) {
+  ToDecoding();
+  const Effects effects = Say(kPrefill, Terminal::KIND_FAILED);
+  ExpectEnd(effects, absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+
+  Make();
+  ToDecoding();
+  Tokens(1, 1);
+  EXPECT_TRUE(Say(kPrefill, Terminal::KIND_FAILED).ignored);
+  EXPECT_THAT(Tokens(2, 1), ElementsAre(102));
+}
+
+TEST_F(SequenceSessionTest, DecodeFailureStartsOverBeforeTheFirstTokenAndEndsAfter) {
+  ToReserving();
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kReserve, RetryReason::kNodeError);
+  Make();
+  ToPrefilling();
+  const Effects effects = Say(kDecode, Terminal::KIND_FAILED);
+  ExpectRetry(effects, RetryStage::kHandoff, RetryReason::kNodeError);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill));
+  Make();
+  ToDecoding();
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kDataLoss);
+  Make();
+  ToReserving();
+  ExpectRetry(Say(kDecode, Terminal::KIND_FINISHED), RetryStage::kReserve, RetryReason::kNodeError);
+}
+
+TEST_F(SequenceSessionTest, AFailureThatEveryNodeWouldRepeatIsNotTriedAgain) {
+  code_ = absl::StatusCode::kInvalidArgument;
+  ToPrefilling();
+  ExpectEnd(Say(kPrefill, Terminal::KIND_FAILED), absl::StatusCode::kInvalidArgument);
+  code_ = static_cast<absl::StatusCode>(99);
+  Make();
+  ToDecoding();
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kInternal);
+  code_ = absl::StatusCode::kOk;
+  Make();
+  ToDecoding();
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kInternal);
+}
+
+TEST_F(SequenceSessionTest, WordsOfUninvolvedNodesAreIgnored) {
+  for (const auto state : {SequenceState::kQueued, SequenceState::kReserving,
+                           SequenceState::kPrefilling, SequenceState::kDecoding}) {
+    SCOPED_TRACE(Name(state));
+    Make();
+    To(state);
+    EXPECT_TRUE(Say(99, Terminal::KIND_FAILED).ignored);
+    EXPECT_TRUE(Say(99, Terminal::KIND_FINISHED).ignored);
+    EXPECT_TRUE(Say(kDecode, Terminal::KIND_HANDED_OFF).ignored);
+    EXPECT_TRUE(Say(kDecode, Terminal::KIND_UNSPECIFIED).ignored);
+    EXPECT_THAT(Tokens(1, 1, 99), IsEmpty());
+    const Effects effects = session_->OnNodeGone(99, "died", Now());
+    EXPECT_FALSE(effects.end || effects.requeue);
+    EXPECT_EQ(session_->state(), state);
+  }
+}
+
+TEST_F(SequenceSessionTest, VanishedDecodeInEveryState) {
+  To(SequenceState::kQueued);
+  session_->OnNodeGone(kDecode, "died", Now());
+  EXPECT_EQ(session_->state(), SequenceState::kQueued);
+
+  ToReserving();
+  Effects effects = session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(effects, RetryStage::kReserve, RetryReason::kNodeGone);
+  EXPECT_THAT(effects.cancels, IsEmpty());
+
+  Make();
+  ToPrefilling();
+  effects = session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(effects, RetryStage::kHandoff, RetryReason::kNodeGone);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill));
+
+  Make();
+  ToDecoding();
+  effects = session_->OnNodeGone(kDecode, "decode node d:1 died", Now());
+  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  EXPECT_EQ(effects.end->status.message(), "decode node d:1 died");
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill));
+  EXPECT_FALSE(session_->OnNodeGone(kDecode, "died", Now()).end) << "one end only";
+}
+
+TEST_F(SequenceSessionTest, VanishedPrefillInEveryState) {
+  ToReserving();
+  session_->OnNodeGone(kPrefill, "died", Now());
+  EXPECT_EQ(session_->state(), SequenceState::kReserving);
+
+  Make();
+  ToPrefilling();
+  Effects effects = session_->OnNodeGone(kPrefill, "died", Now());
+  ExpectRetry(effects, RetryStage::kPrefill, RetryReason::kNodeGone);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+
+  // After the first token only decode knows whether the hand-off was complete.
+  Make();
+  ToDecoding();
+  session_->OnNodeGone(kPrefill, "prefill node p:1 died", Now());
+  EXPECT_EQ(session_->deadline(), Now() + options_.handoff_timeout);
+  effects = Late(options_.handoff_timeout);
+  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("p:1 died"));
+
+  Make();
+  ToDecoding();
+  session_->OnNodeGone(kPrefill, "died", Now());
+  EXPECT_THAT(Tokens(1, 1), ElementsAre(101));
+  EXPECT_EQ(session_->deadline(), Now() + options_.token_timeout);
+
+  Make();
+  ToDecoding();
+  Say(kPrefill, Terminal::KIND_HANDED_OFF);
+  session_->OnNodeGone(kPrefill, "died", Now());
+  EXPECT_EQ(session_->deadline(), Now() + options_.token_timeout) << "its work was done";
+}
+
+TEST_F(SequenceSessionTest, EveryWaitEnds) {
+  ExpectEnd(Late(options_.queue_timeout), absl::StatusCode::kResourceExhausted);
+
+  Make();
+  ToReserving();
+  EXPECT_FALSE(Late(options_.reserve_timeout - absl::Milliseconds(1)).requeue);
+  Effects effects = Late(absl::Milliseconds(1));
+  ExpectRetry(effects, RetryStage::kReserve, RetryReason::kTimeout);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+  EXPECT_TRUE(session_->avoid().contains(kDecode));
+
+  Make();
+  ToPrefilling();
+  effects = Late(options_.first_token_timeout);
+  ExpectRetry(effects, RetryStage::kPrefill, RetryReason::kTimeout);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode, kPrefill));
+
+  Make();
+  ToDecoding();
+  Tokens(1, 1);
+  clock_.Advance(absl::Seconds(30));
+  Tokens(2, 1);
+  EXPECT_FALSE(Late(options_.token_timeout - absl::Milliseconds(1)).end) << "progress counts";
+  effects = Late(absl::Milliseconds(1));
+  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+}
+
+TEST_F(SequenceSessionTest, TheRequestsDeadlineEndsEveryState) {
+  for (const auto state : {SequenceState::kQueued, SequenceState::kReserving,
+                           SequenceState::kPrefilling, SequenceState::kDecoding}) {
+    SCOPED_TRACE(Name(state));
+    Make(absl::Seconds(1));
+    To(state);
+    EXPECT_LE(session_->deadline(), Now() + absl::Seconds(1));
+    ExpectEnd(Late(absl::Seconds(1)), absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+TEST_F(SequenceSessionTest, CancelFreesBothSides) {
+  const std::vector<NodeId> none;
+  const std::vector<NodeId> decode = {kDecode};
+  const std::vector<NodeId> both = {kDecode, kPrefill};
+  for (const auto& [state, nodes] :
+       {std::pair(SequenceState::kQueued, none), std::pair(SequenceState::kReserving, decode),
+        std::pair(SequenceState::kPrefilling, both), std::pair(SequenceState::kDecoding, both)}) {
+    SCOPED_TRACE(Name(state));
+    Make();
+    To(state);
+    const Effects effects = session_->OnCancel();
+    EXPECT_EQ(Cancelled(effects), nodes);
+    EXPECT_FALSE(effects.end.has_value());
+    ExpectNoAttempt(SequenceState::kDone);
+    EXPECT_THAT(session_->OnCancel().cancels, IsEmpty());
+  }
+}
+
+TEST_F(SequenceSessionTest, RetriesAreCounted) {
+  for (int i = 0; i < options_.max_retries; ++i) {
+    ToReserving();
+    ExpectRetry(session_->OnNodeGone(kDecode, "died", Now()), RetryStage::kReserve,
+                RetryReason::kNodeGone);
+    clock_.Advance(absl::Seconds(10));
+  }
+  EXPECT_EQ(session_->deadline(), Now() + options_.queue_timeout - absl::Seconds(10))
+      << "each retry may wait for a node anew";
+  ToReserving();
+  ExpectEnd(session_->OnNodeGone(kDecode, "died", Now()), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SequenceSessionTest, ARetryStartsFromNothing) {
+  ToPrefilling();
+  Tokens(1, 3);
+  Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 4);
+  ExpectRetry(Late(options_.gap_timeout), RetryStage::kHandoff, RetryReason::kLostMessage);
+  ToPrefilling();
+  const Effects effects = First();
+  EXPECT_THAT(effects.tokens, IsEmpty());
+  EXPECT_FALSE(effects.end.has_value());
+  EXPECT_THAT(Tokens(1, 1), ElementsAre(101));
+}
+
+}  // namespace
+}  // namespace lynx::router
