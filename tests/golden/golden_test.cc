@@ -33,8 +33,11 @@ constexpr int kMaxRows = 512;
 // hundred terms in a row, each good to about 1e-6, stay two orders below this.
 constexpr double kBoundF32 = 2e-4;
 // bf16: GEMM inputs and KV round to 8 significant bits, 2^-9 relative each. About 40 such roundings
-// lie between embedding and logits; independent errors grow like their root: sqrt(40) * 2^-9 = 1.2
-// %, and a routing choice that flips between two experts of almost equal weight adds its share.
+// lie between embedding and logits of the demo model; independent errors grow like their root:
+// sqrt(40) * 2^-9 = 1.2 % at the typical position. The worst position is one where rounding flips a
+// routing choice between two experts of almost equal weight; transformers' own bf16 run of this
+// model is 9.3 % off its float32 run there.
+constexpr double kMedianBoundBf16 = 1.2e-2;
 constexpr double kBoundBf16 = 8e-2;
 
 struct Prompt {
@@ -48,8 +51,8 @@ struct Prompt {
   std::vector<double> greedy_gaps;  // Between the two best, relative to the largest |logit|.
 };
 
-std::vector<Prompt> LoadFixture() {
-  const std::string base = "tests/golden/lynx-tiny-moe";
+// `base` is the path without extension.
+std::vector<Prompt> LoadFixture(const std::string& base = "tests/golden/lynx-tiny-moe") {
   std::ifstream json_file(base + ".json");
   const nlohmann::json fixture = nlohmann::json::parse(json_file);
   std::ifstream bin_file(base + ".bin", std::ios::binary);
@@ -83,13 +86,15 @@ std::vector<Prompt> LoadFixture() {
   return prompts;
 }
 
-std::unique_ptr<ModelRunner> LoadTiny(DType dtype) {
-  auto runner = ModelRunner::Load({.model_dir = "models/lynx-tiny-moe",
+std::unique_ptr<ModelRunner> LoadTiny(DType dtype, int32_t threads = 0,
+                                      const std::string& model_dir = "models/lynx-tiny-moe") {
+  auto runner = ModelRunner::Load({.model_dir = model_dir,
                                    .compute_dtype = dtype,
                                    .kv_dtype = dtype,
                                    .kv_blocks = kKvBlocks,
                                    .max_step_rows = kMaxRows,
-                                   .max_step_logits = kMaxRows});
+                                   .max_step_logits = kMaxRows,
+                                   .threads = threads});
   EXPECT_THAT(runner, IsOk());
   return *std::move(runner);
 }
@@ -100,70 +105,71 @@ std::vector<kv::BlockId> Blocks(int32_t first, int32_t count) {
   return blocks;
 }
 
-class GoldenTest : public ::testing::TestWithParam<DType> {
- protected:
-  double Bound() const { return GetParam() == DType::kF32 ? kBoundF32 : kBoundBf16; }
+struct Comparison {
+  std::vector<double> differences;  // Of every position, ascending.
+  int64_t same_best = 0;            // Positions whose best token agrees.
+
+  double worst() const { return differences.back(); }
+  double median() const { return differences[differences.size() / 2]; }
 };
 
-TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
-  auto runner = LoadTiny(GetParam());
-  const auto vocab = static_cast<size_t>(runner->spec().vocab_size);
+// Runs each prompt in one step and compares all logits.
+Comparison CompareLogits(ModelRunner& runner, const std::vector<Prompt>& prompts) {
+  const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
   const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
-  double worst = 0;
-  int64_t positions = 0;
-  int64_t same_best = 0;
-  for (const Prompt& prompt : LoadFixture()) {
+  Comparison result;
+  for (const Prompt& prompt : prompts) {
     const SequenceRows rows{.tokens = prompt.tokens,
                             .blocks = blocks,
                             .logits_rows = static_cast<int32_t>(prompt.tokens.size())};
-    ASSERT_THAT(runner->Step({&rows, 1}, nullptr), IsOk());
-    const std::span<const float> logits = runner->logits();
-    for (size_t i = 0; i < prompt.full_positions.size(); ++i) {
-      const auto position = static_cast<size_t>(prompt.full_positions[i]);
-      for (size_t v = 0; v < vocab; ++v) {
-        const double difference =
-            std::abs(double{logits[position * vocab + v]} - prompt.full[i][v]);
-        worst = std::max(worst, difference / prompt.largest[position]);
-      }
-    }
+    EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
+    const std::span<const float> logits = runner.logits();
     for (size_t p = 0; p < prompt.tokens.size(); ++p) {
-      for (size_t i = 0; i < prompt.top[p].size(); ++i) {
-        const auto id = static_cast<size_t>(prompt.top_ids[p][i]);
-        const double difference = std::abs(double{logits[p * vocab + id]} - prompt.top[p][i]);
-        worst = std::max(worst, difference / prompt.largest[p]);
-      }
       const auto row = logits.subspan(p * vocab, vocab);
+      double worst = 0;
+      auto compare = [&](size_t id, float want) {
+        const double difference = std::abs(double{row[id]} - want) / prompt.largest[p];
+        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+      };
+      for (size_t i = 0; i < prompt.top[p].size(); ++i) {
+        compare(static_cast<size_t>(prompt.top_ids[p][i]), prompt.top[p][i]);
+      }
+      const auto full = std::ranges::find(prompt.full_positions, static_cast<int32_t>(p));
+      if (full != prompt.full_positions.end()) {
+        const auto i = static_cast<size_t>(full - prompt.full_positions.begin());
+        for (size_t v = 0; v < vocab; ++v) compare(v, prompt.full[i][v]);
+      }
+      result.differences.push_back(worst);
       const auto best = std::max_element(row.begin(), row.end()) - row.begin();
-      same_best += best == prompt.top_ids[p][0] ? 1 : 0;
-      ++positions;
+      result.same_best += best == prompt.top_ids[p][0] ? 1 : 0;
     }
   }
-  RecordProperty("worst_relative_difference", std::to_string(worst));
-  std::printf("worst relative difference %.3g; same best token at %ld of %ld positions\n", worst,
-              static_cast<long>(same_best), static_cast<long>(positions));
-  EXPECT_LE(worst, Bound());
+  std::ranges::sort(result.differences);
+  std::printf("relative difference: worst %.3g, median %.3g; same best token at %zu of %zu\n",
+              result.worst(), result.median(), static_cast<size_t>(result.same_best),
+              result.differences.size());
+  return result;
 }
 
-// Greedy tokens equal those of transformers, except where its two best are closer than the bound:
-// there a continuation may part, and what follows is not compared.
-TEST_P(GoldenTest, GreedyContinuationsAgreeWithTransformers) {
-  auto runner = LoadTiny(GetParam());
+// Continues each prompt greedily as long as our token equals the fixture's; where it does not, the
+// fixture's two best must be closer than `bound`. Returns how many continuations parted so.
+int64_t CompareGreedy(ModelRunner& runner, const std::vector<Prompt>& prompts, double bound) {
   const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
   int64_t compared = 0;
   int64_t parted = 0;
-  for (const Prompt& prompt : LoadFixture()) {
+  for (const Prompt& prompt : prompts) {
     std::vector<TokenId> next = prompt.tokens;
-    auto position = int32_t{0};
+    int32_t position = 0;
     for (size_t i = 0; i < prompt.greedy.size(); ++i) {
       const SequenceRows rows{
           .tokens = next, .start = position, .blocks = blocks, .logits_rows = 1, .decode = i > 0};
-      ASSERT_THAT(runner->Step({&rows, 1}, nullptr), IsOk());
+      EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
       position += static_cast<int32_t>(next.size());
-      const std::span<const float> logits = runner->logits();
+      const std::span<const float> logits = runner.logits();
       const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
       ++compared;
       if (best != prompt.greedy[i]) {
-        EXPECT_LT(prompt.greedy_gaps[i], Bound())
+        EXPECT_LT(prompt.greedy_gaps[i], bound)
             << "token " << i << " after a prompt of " << prompt.tokens.size();
         ++parted;
         break;
@@ -171,12 +177,47 @@ TEST_P(GoldenTest, GreedyContinuationsAgreeWithTransformers) {
       next = {prompt.greedy[i]};
     }
   }
-  std::printf("%ld greedy tokens compared, %ld continuations parted\n", static_cast<long>(compared),
-              static_cast<long>(parted));
-  if (GetParam() == DType::kF32) {
-    EXPECT_EQ(parted, 0);
-  }
+  std::printf("%zu greedy tokens compared, %zu continuations parted\n",
+              static_cast<size_t>(compared), static_cast<size_t>(parted));
+  return parted;
 }
+
+TEST(GoldenF32Test, AgreesWithTransformers) {
+  auto runner = LoadTiny(DType::kF32);
+  const std::vector<Prompt> prompts = LoadFixture();
+  const Comparison comparison = CompareLogits(*runner, prompts);
+  EXPECT_LE(comparison.worst(), kBoundF32);
+  EXPECT_EQ(comparison.same_best, static_cast<int64_t>(comparison.differences.size()));
+  EXPECT_EQ(CompareGreedy(*runner, prompts, kBoundF32), 0);
+}
+
+TEST(GoldenBf16Test, AgreesWithTransformersWithinItsRounding) {
+  auto runner = LoadTiny(DType::kBf16);
+  const std::vector<Prompt> prompts = LoadFixture();
+  const Comparison comparison = CompareLogits(*runner, prompts);
+  EXPECT_LE(comparison.worst(), kBoundBf16);
+  EXPECT_LE(comparison.median(), kMedianBoundBf16);
+  CompareGreedy(*runner, prompts, kBoundBf16);
+}
+
+// Random models with odd sizes; between them every switch of the family.
+class GoldenVariantTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GoldenVariantTest, AgreesWithTransformers) {
+  const std::string base = std::string("tests/golden/variants/") + GetParam();
+  auto runner = LoadTiny(DType::kF32, /*threads=*/0, base);
+  const std::vector<Prompt> prompts = LoadFixture(base);
+  EXPECT_LE(CompareLogits(*runner, prompts).worst(), kBoundF32);
+  EXPECT_EQ(CompareGreedy(*runner, prompts, kBoundF32), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
+                         ::testing::Values("dense-untied-f32", "sparse-step-tied-f16"),
+                         [](const auto& param) {
+                           std::string name = param.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 // What one run of a sequence leaves behind, by its bits.
 struct Trace {
@@ -249,9 +290,11 @@ Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
   return trace;
 }
 
+class ExactnessTest : public ::testing::TestWithParam<DType> {};
+
 // The promise of DESIGN 4.1: same bits whatever the chunks, the phase and the company. 333 tokens
 // leave the last block partly unwritten: not a byte of it may change either.
-TEST_P(GoldenTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
+TEST_P(ExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
   auto runner = LoadTiny(GetParam());
   std::vector<TokenId> tokens;
   for (const Prompt& prompt : LoadFixture()) {
@@ -276,24 +319,16 @@ TEST_P(GoldenTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
   }
 }
 
-TEST_P(GoldenTest, ThreadsDoNotChangeABit) {
+TEST_P(ExactnessTest, ThreadsDoNotChangeABit) {
   const std::vector<TokenId> tokens = LoadFixture().back().tokens;
-  auto load = [](int32_t threads) {
-    return *ModelRunner::Load({.model_dir = "models/lynx-tiny-moe",
-                               .compute_dtype = GetParam(),
-                               .kv_dtype = GetParam(),
-                               .kv_blocks = kKvBlocks,
-                               .max_step_rows = kMaxRows,
-                               .max_step_logits = kMaxRows,
-                               .threads = threads});
-  };
-  const Trace one = RunSequence(*load(1), tokens, {.chunk = 50});
+  const Trace one = RunSequence(*LoadTiny(GetParam(), 1), tokens, {.chunk = 50});
   for (int32_t threads : {2, 3, 8}) {
-    EXPECT_TRUE(RunSequence(*load(threads), tokens, {.chunk = 50}) == one) << threads << " threads";
+    EXPECT_TRUE(RunSequence(*LoadTiny(GetParam(), threads), tokens, {.chunk = 50}) == one)
+        << threads << " threads";
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, GoldenTest, ::testing::Values(DType::kF32, DType::kBf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, ExactnessTest, ::testing::Values(DType::kF32, DType::kBf16),
                          [](const auto& param) { return std::string(Name(param.param)); });
 
 }  // namespace

@@ -1,0 +1,330 @@
+#include "common/model/model_runner.h"
+
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/model/model_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace lynx::model {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::lynx::testing::TempDir;
+using ::lynx::testing::TinyModel;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const std::vector<TokenId> kTokens = {5, 17, 60, 0, 3, 3, 41, 8, 22, 9, 1, 2, 50, 33, 12, 7, 6, 19};
+const std::vector<kv::BlockId> kBlocks = {3, 1};
+
+RunnerOptions Options(const std::filesystem::path& dir) {
+  return {.model_dir = dir,
+          .compute_dtype = DType::kBf16,
+          .kv_dtype = DType::kBf16,
+          .kv_blocks = 4,
+          .max_step_rows = 40,
+          .max_step_logits = 40,
+          .threads = 2};
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const TinyModel& model, int shards = 0) {
+  TempDir dir;  // The mapping outlives the files.
+  if (shards > 0) {
+    model.WriteSharded(dir.path(), shards);
+  } else {
+    model.Write(dir.path());
+  }
+  return ModelRunner::Load(Options(dir.path()));
+}
+
+// Logits of every position of kTokens.
+std::vector<float> LogitsOf(ModelRunner& runner) {
+  const SequenceRows rows{
+      .tokens = kTokens, .blocks = kBlocks, .logits_rows = static_cast<int32_t>(kTokens.size())};
+  EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
+  return {runner.logits().begin(), runner.logits().end()};
+}
+
+std::vector<float> LogitsOf(const TinyModel& model, int shards = 0) {
+  auto runner = Load(model, shards);
+  EXPECT_THAT(runner, IsOk());
+  return LogitsOf(**runner);
+}
+
+// --- Forms of a model folder
+
+TEST(ModelFolderTest, ShardsAndFusedExpertsChangeNoBit) {
+  const std::vector<float> plain = LogitsOf(TinyModel::Make());
+  EXPECT_EQ(plain.size(), kTokens.size() * 61);
+  EXPECT_EQ(LogitsOf(TinyModel::Make(), /*shards=*/3), plain);
+  EXPECT_EQ(LogitsOf(TinyModel::Make({.fused_experts = true})), plain);
+}
+
+// The same values stored wider are the same model.
+TEST(ModelFolderTest, WeightTypesChangeNoBit) {
+  const std::vector<float> bf16 = LogitsOf(TinyModel::Make());
+  EXPECT_EQ(LogitsOf(TinyModel::Make({.dtype = DType::kF32})), bf16);
+  EXPECT_EQ(LogitsOf(TinyModel::Make({.dtype = DType::kF16})), bf16);
+}
+
+TEST(ModelFolderTest, DenseLayersMix) {
+  auto runner = Load(TinyModel::Make({.dense_layers = {0}}));
+  ASSERT_THAT(runner, IsOk());
+  EXPECT_NE(LogitsOf(**runner), LogitsOf(TinyModel::Make()));
+  EXPECT_EQ((*runner)->stats().active_experts[0], 0);
+  EXPECT_GT((*runner)->stats().active_experts[1], 0);
+  EXPECT_THAT(Load(TinyModel::Make({.dense_layers = {0, 1}})), IsOk());
+}
+
+TEST(ModelFolderTest, TheHeadIsTheOneTheConfigNames) {
+  const std::vector<float> tied = LogitsOf(TinyModel::Make({.tied = true}));
+  // Untied with a head of the embedding's values: the same answer.
+  TinyModel copy = TinyModel::Make({.tied = false, .head = true});
+  const std::vector<float> untied = LogitsOf(copy);
+  copy.tensors["lm_head.weight"] = copy.tensors["model.embed_tokens.weight"];
+  EXPECT_EQ(LogitsOf(copy), tied);
+  EXPECT_NE(untied, tied);
+  // Tied, and a head there all the same: not used, and said so.
+  auto extra = Load(TinyModel::Make({.tied = true, .head = true}));
+  ASSERT_THAT(extra, IsOk());
+  EXPECT_EQ(LogitsOf(**extra), tied);
+  EXPECT_THAT((*extra)->spec().notes, ElementsAre(HasSubstr("lm_head.weight")));
+  // Untied without a head: refused. The flag absent means untied in this family.
+  EXPECT_THAT(Load(TinyModel::Make({.tied = false, .head = false})),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("lm_head.weight")));
+  TinyModel unsaid = TinyModel::Make({.tied = true, .head = true});
+  unsaid.config.erase("tie_word_embeddings");
+  EXPECT_EQ(LogitsOf(unsaid), untied);
+}
+
+TEST(ModelFolderTest, TensorsThatDisagreeWithTheConfigAreNamed) {
+  TinyModel missing = TinyModel::Make();
+  missing.tensors.erase("model.layers.1.mlp.experts.2.up_proj.weight");
+  missing.tensors.erase("model.layers.0.self_attn.k_norm.weight");
+  EXPECT_THAT(Load(missing), StatusIs(absl::StatusCode::kNotFound,
+                                      AllOf(HasSubstr("layers.1.mlp.experts.2.up_proj.weight"),
+                                            HasSubstr("layers.0.self_attn.k_norm.weight"))));
+  TinyModel misshapen = TinyModel::Make();
+  misshapen.config["head_dim"] = 8;
+  EXPECT_THAT(Load(misshapen), StatusIs(absl::StatusCode::kInvalidArgument,
+                                        AllOf(HasSubstr("q_proj.weight is [24, 24]"),
+                                              HasSubstr("wanted [32, 24]"))));
+  // Scales of a quantised model, say: dropping them in silence would give nonsense.
+  TinyModel extra = TinyModel::Make();
+  extra.tensors["model.layers.0.self_attn.q_proj.weight_scale_inv"] = {DType::kF32, {1}, {1.0f}};
+  EXPECT_THAT(Load(extra),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight_scale_inv")));
+}
+
+TEST(ModelFolderTest, OptionsOutOfRangeAreRefused) {
+  TempDir dir;
+  TinyModel::Make().Write(dir.path());
+  const RunnerOptions good = Options(dir.path());
+  EXPECT_THAT(ModelRunner::Load(good), IsOk());
+  auto refused = [&](auto change, const char* name) {
+    RunnerOptions bad = good;
+    change(bad);
+    EXPECT_THAT(ModelRunner::Load(bad),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)));
+  };
+  refused([](RunnerOptions& o) { o.kv_blocks = 0; }, "kv_blocks");
+  refused([](RunnerOptions& o) { o.max_step_rows = -1; }, "max_step_rows");
+  refused([](RunnerOptions& o) { o.max_step_logits = 0; }, "max_step_logits");
+  refused([](RunnerOptions& o) { o.threads = -1; }, "threads");
+  refused([](RunnerOptions& o) { o.compute_dtype = DType::kF16; }, "compute_dtype");
+  refused([](RunnerOptions& o) { o.kv_dtype = DType::kF16; }, "kv_dtype");
+}
+
+// --- Identity
+
+TEST(ModelIdentityTest, TheHashFollowsWhatDecidesAResult) {
+  auto hash = [](const TinyModel& model, int shards = 0) {
+    return (*Load(model, shards))->compatibility_hash();
+  };
+  const std::string plain = hash(TinyModel::Make());
+  EXPECT_EQ(plain.size(), 64u);
+  EXPECT_EQ(hash(TinyModel::Make()), plain);
+  EXPECT_EQ(hash(TinyModel::Make(), /*shards=*/3), plain);
+  TinyModel tuned = TinyModel::Make();
+  for (auto& [name, tensor] : tuned.tensors) {
+    for (float& v : tensor.values) v *= 1.01f;
+  }
+  EXPECT_NE(hash(tuned), plain);
+  TinyModel theta = TinyModel::Make();
+  theta.config["rope_theta"] = 10001.0;
+  EXPECT_NE(hash(theta), plain);
+
+  TempDir dir;
+  TinyModel::Make().Write(dir.path());
+  RunnerOptions options = Options(dir.path());
+  options.kv_dtype = DType::kF32;
+  EXPECT_NE((*ModelRunner::Load(options))->compatibility_hash(), plain);
+  options = Options(dir.path());
+  options.kv_blocks = 9;  // How much memory a node has is its own affair.
+  options.threads = 1;
+  EXPECT_EQ((*ModelRunner::Load(options))->compatibility_hash(), plain);
+}
+
+TEST(ModelIdentityTest, TheNumericClassNamesTypesAndNotThreads) {
+  TempDir dir;
+  TinyModel::Make().Write(dir.path());
+  RunnerOptions options = Options(dir.path());
+  const std::string plain = (*ModelRunner::Load(options))->numeric_class();
+  options.threads = 1;
+  EXPECT_EQ((*ModelRunner::Load(options))->numeric_class(), plain);
+  options.compute_dtype = DType::kF32;
+  EXPECT_NE((*ModelRunner::Load(options))->numeric_class(), plain);
+}
+
+// --- Steps
+
+class StepTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto runner = Load(TinyModel::Make());
+    ASSERT_THAT(runner, IsOk());
+    runner_ = *std::move(runner);
+  }
+  absl::Status Step(const SequenceRows& rows, StepObserver* observer = nullptr) {
+    return runner_->Step({&rows, 1}, observer);
+  }
+  std::unique_ptr<ModelRunner> runner_;
+};
+
+TEST_F(StepTest, BatchesOutOfBoundsAreRefusedAndChangeNothing) {
+  const std::vector<float> before = LogitsOf(*runner_);
+  const std::vector<TokenId> many(41, 1);
+  const std::vector<kv::BlockId> all = {0, 1, 2, 3};
+  const std::vector<kv::BlockId> stranger = {0, 4};
+  const std::vector<kv::BlockId> negative = {-1, 0};
+  const std::vector<TokenId> high = {61};
+  const std::vector<TokenId> low = {-1};
+  const SequenceRows bad[] = {
+      {.tokens = {}, .blocks = kBlocks},
+      {.tokens = kTokens, .start = -1, .blocks = kBlocks},
+      {.tokens = kTokens, .start = 15, .blocks = kBlocks},          // Ends at 33, blocks hold 32.
+      {.tokens = kTokens, .start = 2147483647, .blocks = kBlocks},  // Overflows int32.
+      {.tokens = kTokens, .blocks = {}},
+      {.tokens = kTokens, .blocks = stranger},
+      {.tokens = kTokens, .blocks = negative},
+      {.tokens = kTokens, .blocks = kBlocks, .logits_rows = 19},
+      {.tokens = kTokens, .blocks = kBlocks, .logits_rows = -1},
+      {.tokens = high, .blocks = kBlocks},
+      {.tokens = low, .blocks = kBlocks},
+      {.tokens = many, .blocks = all},
+      {.tokens = kTokens, .start = 50, .blocks = all},  // Past the KV memory.
+  };
+  for (const SequenceRows& rows : bad) {
+    EXPECT_THAT(Step(rows), StatusIs(absl::StatusCode::kInvalidArgument)) << &rows - bad;
+    EXPECT_EQ(std::vector<float>(runner_->logits().begin(), runner_->logits().end()), before);
+  }
+  EXPECT_THAT(runner_->Step({}, nullptr), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(LogitsOf(*runner_), before);
+}
+
+TEST_F(StepTest, ThePositionLimitIsTheModels) {
+  TempDir dir;
+  TinyModel model = TinyModel::Make();
+  model.config["max_position_embeddings"] = 20;
+  model.Write(dir.path());
+  auto runner = *ModelRunner::Load(Options(dir.path()));
+  const SequenceRows fits{.tokens = kTokens, .start = 2, .blocks = kBlocks};
+  const SequenceRows beyond{.tokens = kTokens, .start = 3, .blocks = kBlocks};
+  EXPECT_THAT(runner->Step({&fits, 1}, nullptr), IsOk());
+  EXPECT_THAT(runner->Step({&beyond, 1}, nullptr),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("20")));
+}
+
+TEST_F(StepTest, LogitsComeInTheOrderAsked) {
+  const std::vector<float> all = LogitsOf(*runner_);
+  const std::vector<kv::BlockId> others = {0, 2};
+  const std::vector<SequenceRows> batch = {
+      {.tokens = kTokens, .blocks = others, .logits_rows = 0},
+      {.tokens = kTokens, .blocks = kBlocks, .logits_rows = 2},
+  };
+  ASSERT_THAT(runner_->Step(batch, nullptr), IsOk());
+  EXPECT_EQ(std::vector<float>(runner_->logits().begin(), runner_->logits().end()),
+            std::vector<float>(all.end() - 2 * 61, all.end()));
+}
+
+class Recorder : public StepObserver {
+ public:
+  explicit Recorder(int32_t stop_after = -1) : stop_after_(stop_after) {}
+  bool OnLayerDone(int32_t layer) override {
+    layers.push_back(layer);
+    return layer != stop_after_;
+  }
+  std::vector<int32_t> layers;
+
+ private:
+  const int32_t stop_after_;
+};
+
+TEST_F(StepTest, TheObserverSeesEachLayerAndCanStop) {
+  const SequenceRows rows{.tokens = kTokens, .blocks = kBlocks, .logits_rows = 1};
+  Recorder all;
+  EXPECT_THAT(Step(rows, &all), IsOk());
+  EXPECT_THAT(all.layers, ElementsAre(0, 1));
+  Recorder first(/*stop_after=*/0);
+  EXPECT_THAT(Step(rows, &first), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(first.layers, ElementsAre(0));
+  EXPECT_THAT(runner_->logits(), IsEmpty());
+  EXPECT_THAT(Step(rows), IsOk());  // The runner is as good as new.
+}
+
+// Two rows, one of them alone in its batch: bytes of each active expert count once.
+TEST_F(StepTest, StatsCountWhatWasRead) {
+  const std::vector<TokenId> token = {5};
+  const std::vector<kv::BlockId> a = {0};
+  const std::vector<kv::BlockId> b = {1};
+  const std::vector<SequenceRows> batch = {
+      {.tokens = token, .blocks = a, .logits_rows = 1},
+      {.tokens = token, .blocks = b, .logits_rows = 1},
+  };
+  ASSERT_THAT(runner_->Step({batch.data(), 1}, nullptr), IsOk());
+  const StepStats one = runner_->stats();
+  EXPECT_THAT(one.active_experts, ElementsAre(2, 2));
+  // Attention 2 * (24*24 + 2 * 12*24 + 24*24), router 2 * 4*24, experts 2 * 2 * 3 * 20*24, one
+  // embedding row, the head 61*24; two bytes each.
+  const int64_t attention = 2 * (24 * 24 + 2 * 12 * 24 + 24 * 24);
+  const int64_t experts = 2 * 2 * 3 * 20 * 24;
+  EXPECT_EQ(one.weight_bytes_read, 2 * (attention + 2 * 4 * 24 + experts + 24 + 61 * 24));
+  EXPECT_EQ(one.kv_bytes_read, 2 * (2 * 2 * 6) * 2);
+  // The same token twice calls the same experts: only the embedding row is read again.
+  ASSERT_THAT(runner_->Step(batch, nullptr), IsOk());
+  EXPECT_THAT(runner_->stats().active_experts, ElementsAre(2, 2));
+  EXPECT_EQ(runner_->stats().weight_bytes_read, one.weight_bytes_read + 2 * 24);
+  EXPECT_EQ(runner_->stats().kv_bytes_read, 2 * one.kv_bytes_read);
+}
+
+// A poisoned weight must show in the logits of the rows that meet it, and in no others.
+TEST(PoisonTest, NanReachesTheLogitsOfItsRowsAlone) {
+  TinyModel model = TinyModel::Make({.tied = false, .head = true});
+  const std::vector<TokenId> clean = {5, 6};
+  const std::vector<TokenId> poisoned = {7, 8};
+  model.tensors["model.embed_tokens.weight"].values[7 * 24] = std::nanf("");
+  auto runner = *Load(model);
+  const std::vector<kv::BlockId> a = {0};
+  const std::vector<kv::BlockId> b = {1};
+  const std::vector<SequenceRows> batch = {
+      {.tokens = poisoned, .blocks = a, .logits_rows = 1},
+      {.tokens = clean, .blocks = b, .logits_rows = 1},
+  };
+  ASSERT_THAT(runner->Step(batch, nullptr), IsOk());
+  for (size_t i = 0; i < 2 * 61; ++i) EXPECT_EQ(std::isnan(runner->logits()[i]), i < 61) << i;
+}
+
+}  // namespace
+}  // namespace lynx::model

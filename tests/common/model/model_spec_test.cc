@@ -1,0 +1,146 @@
+#include "common/model/model_spec.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace lynx::model {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::lynx::testing::TempDir;
+using ::lynx::testing::TinyModel;
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<ModelSpec> Load(const json& config, const std::string& generation = "") {
+  TempDir dir;
+  dir.Write("config.json", config.dump());
+  if (!generation.empty()) dir.Write("generation_config.json", generation);
+  return LoadModelSpec(dir.path());
+}
+
+json Good() { return TinyModel::Make().config; }
+
+json With(const std::string& key, const json& value) {
+  json config = Good();
+  config[key] = value;
+  return config;
+}
+
+TEST(ModelSpecTest, ReadsTheDemoModel) {
+  const auto spec = LoadModelSpec("models/lynx-tiny-moe");
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->layers, 4);
+  EXPECT_EQ(spec->query_heads, 4);
+  EXPECT_EQ(spec->kv_heads, 2);
+  EXPECT_EQ(spec->head_dim, 64);
+  EXPECT_EQ(spec->experts, 64);
+  EXPECT_EQ(spec->experts_per_token, 8);
+  EXPECT_TRUE(spec->tied_embeddings && spec->normalise_top_k && spec->head_norm);
+  EXPECT_THAT(spec->eos_token_ids, ElementsAre(4093, 4095));  // One from each of two files.
+}
+
+TEST(ModelSpecTest, BothSpellingsMeanTheSame) {
+  json newer = Good();
+  newer.erase("rope_theta");
+  newer["rope_parameters"] = {{"rope_theta", 5000000.0}, {"rope_type", "default"}};
+  newer["num_local_experts"] = newer["num_experts"];
+  newer.erase("num_experts");
+  const auto spec = Load(newer);
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->rope_theta, 5000000.0);
+  EXPECT_EQ(spec->experts, 4);
+  EXPECT_EQ(Load(With("rope_theta", 5000000))->rope_theta, 5000000.0);
+}
+
+TEST(ModelSpecTest, SparseLayersFollowTheRuleOfTheFamily) {
+  json config = Good();
+  config["num_hidden_layers"] = 6;
+  config["decoder_sparse_step"] = 2;
+  config["mlp_only_layers"] = {3};
+  constexpr auto kDense = FeedForwardKind::kDense;
+  constexpr auto kMoe = FeedForwardKind::kMoe;
+  const auto spec = Load(config);
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_THAT(spec->feed_forward, ElementsAre(kDense, kMoe, kDense, kDense, kDense, kMoe));
+  EXPECT_EQ(spec->dense_intermediate_size, 28);
+}
+
+TEST(ModelSpecTest, EosIdsComeFromBothFiles) {
+  EXPECT_THAT(Load(Good(), R"({"eos_token_id": [1, 60, 2]})")->eos_token_ids,
+              ElementsAre(1, 2, 60));
+  EXPECT_THAT(Load(With("eos_token_id", json::array({5, 4})))->eos_token_ids, ElementsAre(4, 5));
+  EXPECT_THAT(Load(With("eos_token_id", nullptr))->eos_token_ids, ElementsAre());
+  EXPECT_THAT(Load(Good(), "[]"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("generation_config.json")));
+}
+
+TEST(ModelSpecTest, MissingAndWrongKeysAreNamed) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "max_position_embeddings", "num_experts_per_tok", "moe_intermediate_size"}) {
+    json absent = Good();
+    absent.erase(key);
+    EXPECT_THAT(Load(absent), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       AllOf(HasSubstr(key), HasSubstr("config.json"))));
+    for (const json& bad : {json(0), json(-1), json("7"), json(1.5), json(1e30), json(true),
+                            json::array(), json(int64_t{1} << 40)}) {
+      EXPECT_THAT(Load(With(key, bad)),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(key)))
+          << bad;
+    }
+  }
+  for (const auto& [key, bad] : {std::pair{"num_key_value_heads", json(3)},
+                                 {"head_dim", json(7)},
+                                 {"head_dim", json(258)},
+                                 {"rms_norm_eps", json(0)},
+                                 {"rope_theta", json("x")},
+                                 {"tie_word_embeddings", json(1)},
+                                 {"num_experts_per_tok", json(5)},
+                                 {"mlp_only_layers", json::array({2})},
+                                 {"eos_token_id", json(61)},
+                                 {"eos_token_id", json("x")}}) {
+    EXPECT_THAT(Load(With(key, bad)), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(key)));
+  }
+}
+
+TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
+  for (const auto& [key, value] : {std::pair{"model_type", json("mixtral")},
+                                   {"hidden_act", json("gelu")},
+                                   {"attention_bias", json(true)},
+                                   {"use_sliding_window", json(true)},
+                                   {"quantization_config", json{{"quant_method", "fp8"}}},
+                                   {"rope_scaling", json{{"type", "yarn"}, {"factor", 4}}},
+                                   {"rope_parameters", json{{"rope_type", "llama3"}}}}) {
+    EXPECT_THAT(Load(With(key, value)), StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(key)));
+  }
+  EXPECT_THAT(Load(With("model_type", "mixtral")),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("mixtral")));
+  EXPECT_THAT(Load(With("rope_scaling", nullptr)), IsOk());
+}
+
+TEST(ModelSpecTest, HostileFilesGetAStatus) {
+  TempDir dir;
+  EXPECT_THAT(LoadModelSpec(dir.path()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("config")));
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("[]"), std::string("null"),
+        std::string(1'000'000, '['), "{\"a\":" + std::string(100'000, '[') + "}",
+        std::string("{\"vocab_size\": 1e999}"), std::string("{\"a\":1,\"a\":2}"),
+        std::string("\xff\xfe"), std::string(5'000'000, ' ')}) {
+    dir.Write("config.json", text);
+    EXPECT_THAT(LoadModelSpec(dir.path()), StatusIs(absl::StatusCode::kInvalidArgument))
+        << text.substr(0, 40);
+  }
+}
+
+}  // namespace
+}  // namespace lynx::model
