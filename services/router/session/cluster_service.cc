@@ -53,7 +53,7 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
   const absl::Time now = loop_.Now();
   const auto reject = [&](Rejection reason, absl::Status status) {
     metrics_.Rejected(reason);
-    metrics_.Ended(Outcome::kRejected);
+    metrics_.Ended(SequenceOutcome::kRejected);
     return status;
   };
   if (draining_) {
@@ -89,7 +89,7 @@ void ClusterService::Cancel(SequenceId id) {
   for (const Effects::Message& cancel : effects.cancels) {
     SendCancel(cancel.node, cancel.wire_id, "the client left");
   }
-  metrics_.Ended(Outcome::kCancelled);
+  metrics_.Ended(SequenceOutcome::kCancelled);
   Forget(id);
 }
 
@@ -239,9 +239,9 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
   if (!effects.end.has_value()) return;
   effects.end->retry_after = admission_.RetryAfter();
   if (effects.end->status.ok()) {
-    metrics_.Ended(Outcome::kFinished);
+    metrics_.Ended(SequenceOutcome::kFinished);
   } else {
-    metrics_.Ended(Outcome::kFailed);
+    metrics_.Ended(SequenceOutcome::kFailed);
     telemetry::LogWarning("sequence failed", {{"request_id", request.request_id},
                                               {"status", effects.end->status.ToString()}});
   }

@@ -8,7 +8,7 @@
 namespace lynx::router {
 
 enum class Rejection : uint8_t { kQueueFull, kQueueTimeout, kNotReady, kDraining, kTooLarge };
-enum class Outcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
+enum class SequenceOutcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
 enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed };
 enum class Stage : uint8_t { kQueue, kReserve, kPrefill, kKvTransfer, kDecodeWait };
 
@@ -18,7 +18,7 @@ class SessionMetrics {
   explicit SessionMetrics(telemetry::Registry& registry);
 
   void Rejected(Rejection reason) { rejections_[Index(reason)].Increment(); }
-  void Ended(Outcome outcome) { sequences_[Index(outcome)].Increment(); }
+  void Ended(SequenceOutcome outcome) { sequences_[Index(outcome)].Increment(); }
   void LeftQueue(QueueOutcome outcome, absl::Duration waited) {
     queue_[Index(outcome)].Observe(absl::ToDoubleSeconds(waited));
   }
