@@ -99,24 +99,8 @@ CompletionHandler::~CompletionHandler() = default;
 void CompletionHandler::Handle(http::HttpRequest request,
                                std::shared_ptr<http::ResponseWriter> writer) {
   const std::string request_id = RequestId(request);
-  const std::string_view allowed = AllowedMethod(request.path);
-  if (allowed.empty()) {
-    writer
-        ->Send(JsonResponse(404,
-                            ErrorBody(404, absl::StrCat("Unknown URL: ", request.method, " ",
-                                                        request.path.substr(0, 128))),
-                            request_id))
-        .IgnoreError();
-    return;
-  }
-  if (request.method != allowed && !(allowed == "GET" && request.method == "HEAD")) {
-    http::HttpResponse response = JsonResponse(
-        405,
-        ErrorBody(405, absl::StrCat("Method not allowed: ", request.path.substr(0, 128), " takes ",
-                                    std::string(allowed))),
-        request_id);
-    response.headers.emplace_back("Allow", std::string(allowed));
-    writer->Send(std::move(response)).IgnoreError();
+  if (auto refusal = RefusePath(request, request_id); refusal.has_value()) {
+    writer->Send(*std::move(refusal)).IgnoreError();
     return;
   }
   if (request.path == "/v1/completions") {
@@ -133,6 +117,28 @@ void CompletionHandler::Handle(http::HttpRequest request,
       ->Send(body.ok() ? JsonResponse(200, *body, request_id)
                        : ErrorResponse(ToApiError(body.status()), request_id))
       .IgnoreError();
+}
+
+std::optional<http::HttpResponse> CompletionHandler::RefuseEarly(const http::HttpRequest& head) {
+  return RefusePath(head, RequestId(head));
+}
+
+std::optional<http::HttpResponse> CompletionHandler::RefusePath(const http::HttpRequest& request,
+                                                                const std::string& request_id) {
+  const std::string_view allowed = AllowedMethod(request.path);
+  const std::string path = request.path.substr(0, 128);
+  if (allowed.empty()) {
+    return JsonResponse(
+        404, ErrorBody(404, absl::StrCat("Unknown URL: ", request.method.substr(0, 32), " ", path)),
+        request_id);
+  }
+  if (request.method == allowed || (allowed == "GET" && request.method == "HEAD")) return {};
+  http::HttpResponse response = JsonResponse(
+      405,
+      ErrorBody(405, absl::StrCat("Method not allowed: ", path, " takes ", std::string(allowed))),
+      request_id);
+  response.headers.emplace_back("Allow", std::string(allowed));
+  return response;
 }
 
 std::string CompletionHandler::ErrorBody(int status, std::string_view message) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -57,6 +58,8 @@ class CompletionHandler final : public http::RequestHandler {
   ~CompletionHandler() override;
 
   void Handle(http::HttpRequest request, std::shared_ptr<http::ResponseWriter> writer) override;
+  // Unknown paths and wrong methods need not upload their body.
+  std::optional<http::HttpResponse> RefuseEarly(const http::HttpRequest& head) override;
   std::string ErrorBody(int status, std::string_view message) override;
 
   // Sessions not yet finished. On the loop.
@@ -65,6 +68,8 @@ class CompletionHandler final : public http::RequestHandler {
  private:
   void Generate(Api api, const http::HttpRequest& request, const std::string& request_id,
                 std::shared_ptr<http::ResponseWriter> writer);
+  std::optional<http::HttpResponse> RefusePath(const http::HttpRequest& request,
+                                               const std::string& request_id);
   absl::StatusOr<PreparedRequest> Prepare(Api api, const std::string& body);
   absl::StatusOr<std::string> Models(const http::HttpRequest& request) const;
   absl::StatusOr<std::string> Tokenize(const std::string& body) const;

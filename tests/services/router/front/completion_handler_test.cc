@@ -954,6 +954,16 @@ TEST_F(CompletionHandlerTest, UnknownPathsAndMethodsAreOpenAiErrors) {
   EXPECT_EQ(writer->Header("allow"), "POST");
   EXPECT_EQ(Json::parse(writer->body())["error"]["type"], "invalid_request_error");
   EXPECT_EQ(Call("POST", "/v1/models", "")->status(), 405);
+  const auto refuse_early = [&](const char* method, const char* path) {
+    http::HttpRequest head;
+    head.method = method;
+    head.path = path;
+    const auto refusal = handler_.RefuseEarly(head);
+    return refusal.has_value() ? refusal->status : 0;
+  };
+  EXPECT_EQ(refuse_early("POST", "/nothing"), 404) << "the body would be uploaded for nothing";
+  EXPECT_EQ(refuse_early("PUT", "/v1/completions"), 405);
+  EXPECT_EQ(refuse_early("POST", "/v1/completions"), 0);
   EXPECT_TRUE(Json::accept(handler_.ErrorBody(413, "body too large \xff")));
 }
 
