@@ -336,12 +336,26 @@ inline float ReduceMax(F32x16 a) {
 #endif
 
 // The first n < 16 elements, then zeros. Reads nothing beyond them.
+#if defined(__AVX512F__)
+inline __mmask16 FirstLanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline F32x16 LoadPartial(const float* p, int64_t n) {
+  return {_mm512_maskz_loadu_ps(FirstLanes(n), p)};
+}
+inline F32x16 LoadPartial(const Bf16* p, int64_t n) {
+  const __m256i raw = _mm256_maskz_loadu_epi16(FirstLanes(n), p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
+inline F32x16 LoadPartial(const F16* p, int64_t n) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(FirstLanes(n), p))};
+}
+#else
 template <typename T>
 inline F32x16 LoadPartial(const T* p, int64_t n) {
   T padded[kLanes] = {};
   __builtin_memcpy(padded, p, static_cast<uint64_t>(n) * sizeof(T));
   return Load(padded);
 }
+#endif
 // The first n < 16 lanes. Writes nothing beyond them.
 template <typename T>
 inline void StorePartial(T* p, F32x16 a, int64_t n) {

@@ -16,7 +16,8 @@ inline constexpr int kTileRows = 2;
 
 // out[r * kTileColumns + c] = x[r] . w[c] for R rows and C columns of length n; rows of w are
 // contiguous. One accumulator of sixteen lanes per product, walked from 0 to n: so the bits of a
-// product are the same in every tile shape.
+// product are the same in every tile shape. All loops over a tile are unrolled, which is what keeps
+// the accumulators in registers.
 template <int R, int C, typename W>
 inline void DotTile(const float* const* x, const W* w, int64_t n, float* out) {
   F32x16 sum[R][C];
@@ -39,9 +40,12 @@ inline void DotTile(const float* const* x, const W* w, int64_t n, float* out) {
   }
   if (const int64_t tail = n - whole; tail > 0) {
     F32x16 columns[C];
+#pragma GCC unroll 16
     for (int c = 0; c < C; ++c) columns[c] = LoadPartial(w + c * n + whole, tail);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const F32x16 row = LoadPartial(x[r] + whole, tail);
+#pragma GCC unroll 16
       for (int c = 0; c < C; ++c) sum[r][c] = MulAdd(row, columns[c], sum[r][c]);
     }
   }

@@ -169,13 +169,12 @@ TEST_P(PagedAttentionTest, NeverReadsBeyondItsPosition) {
   p.FillArena(19);
   const std::vector<int32_t> blocks = {4, 2, 6};
   const std::vector<AttentionRow> rows = {
-      {blocks.data(), 20}, {blocks.data(), 21}, {blocks.data(), 22}, {blocks.data(), 23}};
+      {blocks.data(), 28}, {blocks.data(), 29}, {blocks.data(), 30}, {blocks.data(), 31}};
   const auto q = RandomNormal(4 * static_cast<size_t>(p.width()), 23);
   const auto before = p.Run(q, rows, GetParam());
-  p.Poison(2, 8);  // Tokens 24 and later.
-  p.Poison(6, 0);
+  p.Poison(6, 0);  // Tokens 32 and later.
   EXPECT_EQ(BitsOf(p.Run(q, rows, GetParam())), BitsOf(before));
-  p.Poison(2, 7);  // Token 23: only the last row sees it.
+  p.Poison(2, 15);  // Token 31: only the last row sees it.
   const auto after = p.Run(q, rows, GetParam());
   const auto width = static_cast<size_t>(p.width());
   for (size_t i = 0; i < after.size(); ++i) {
