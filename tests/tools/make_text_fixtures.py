@@ -1,8 +1,10 @@
-"""Writes tests/common/text/testdata/tokenizers.json: small tokenizers with what Hugging Face
-`tokenizers` makes of some strings. Needs `tokenizers`; run from anywhere."""
+"""Writes the fixtures in tests/common/text/testdata: tokenizers.json, small tokenizers with what
+Hugging Face `tokenizers` makes of some strings, and chat_templates.json, what Jinja makes of chat
+templates. Needs `tokenizers` and `jinja2`; run from anywhere."""
 
 import json
 
+import text_templates
 import tokenizers
 from text_tokenizers import ROOT, build
 
@@ -24,7 +26,13 @@ TEXTS = [
 ]
 
 
-def main():
+def write(name, content):
+    path = ROOT / "tests" / "common" / "text" / "testdata" / name
+    path.write_text(json.dumps(content, ensure_ascii=True, separators=(",", ":")) + "\n")
+    print(f"{path}: {path.stat().st_size} bytes")
+
+
+def write_tokenizers():
     built, demo = build()
     entries = []
     for name, text in [("demo", demo), *built.items()]:
@@ -45,9 +53,39 @@ def main():
         if name != "demo":  # That one is read from models/.
             entry["tokenizer"] = json.loads(text)
         entries.append(entry)
-    path = ROOT / "tests" / "common" / "text" / "testdata" / "tokenizers.json"
-    path.write_text(json.dumps(entries, ensure_ascii=True, separators=(",", ":")) + "\n")
-    print(f"{path}: {path.stat().st_size} bytes, {len(entries)} tokenizers")
+    write("tokenizers.json", entries)
+
+
+def write_templates():
+    cases = []
+    for name, request in text_templates.requests():
+        is_snippet = name == request["template"]
+        # The comparison of processes covers the other combinations.
+        if not is_snippet and (not request["add_generation_prompt"] or not request["variables"]):
+            continue
+        case = {**request, **text_templates.render(request)}
+        if "error" in case:  # The wording is Jinja's own, except for raise_exception().
+            raised = case["error"].startswith("TemplateError: ")
+            case["error"] = case["error"].removeprefix("TemplateError: ") if raised else ""
+        case["name"] = name
+        if is_snippet:
+            for shared in ["messages", "tools", "variables"]:
+                del case[shared]
+        else:
+            case["template"] = name.split("/")[0]
+            case["messages"] = name.split("/")[1]
+            case["tools"] = request["tools"] is not None
+        cases.append(case)
+    snippet = next(r for n, r in text_templates.requests() if n == r["template"])
+    write("chat_templates.json", {
+        "tools": text_templates.TOOLS, "conversations": text_templates.CONVERSATIONS,
+        "snippet": {key: snippet[key] for key in ["messages", "tools", "variables"]},
+        "cases": cases})
+
+
+def main():
+    write_tokenizers()
+    write_templates()
 
 
 if __name__ == "__main__":

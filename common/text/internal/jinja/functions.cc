@@ -1,0 +1,1092 @@
+#include "common/text/internal/jinja/functions.h"
+
+#include <unicode/bytestream.h>
+#include <unicode/casemap.h>
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status_macros.h"
+#include "common/text/internal/pre_tokenizer.h"
+
+namespace lynx::text::jinja {
+namespace {
+
+using Params = std::vector<std::string_view>;
+using Bound = std::vector<std::optional<Value>>;
+using FilterFunction = absl::StatusOr<Value> (*)(const Value&, const Bound&, Budget&);
+
+absl::Status Bad(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
+
+// Puts arguments into the places of `params`.
+absl::StatusOr<Bound> Bind(std::string_view function, const Params& params, const Arguments& args) {
+  if (args.positional.size() > params.size()) {
+    return Bad(absl::StrCat(std::string(function), "() takes at most ", params.size(),
+                            " arguments, not ", args.positional.size()));
+  }
+  Bound bound(params.size());
+  for (size_t i = 0; i < args.positional.size(); ++i) bound[i] = args.positional[i];
+  for (const auto& [name, value] : args.named) {
+    const auto param = std::find(params.begin(), params.end(), name);
+    if (param == params.end()) {
+      return Bad(absl::StrCat(std::string(function), "() has no argument '", name, "'"));
+    }
+    bound[static_cast<size_t>(param - params.begin())] = value;
+  }
+  return bound;
+}
+
+absl::StatusOr<std::string> StringOf(const std::optional<Value>& value, std::string_view what) {
+  if (!value.has_value() || !value->is_string()) {
+    return Bad(absl::StrCat(std::string(what), " must be a string"));
+  }
+  return value->as_string();
+}
+
+absl::StatusOr<int64_t> IntOf(const std::optional<Value>& value, int64_t absent,
+                              std::string_view what) {
+  if (!value.has_value()) return absent;
+  if (!value->is_integral()) return Bad(absl::StrCat(std::string(what), " must be an integer"));
+  return value->as_int();
+}
+
+bool FlagOf(const std::optional<Value>& value, bool absent) {
+  return value.has_value() ? Truthy(*value) : absent;
+}
+
+absl::StatusOr<std::string> MapCase(const std::string& text, bool upper) {
+  UErrorCode error = U_ZERO_ERROR;
+  std::string out;
+  icu::StringByteSink<std::string> sink(&out);
+  const icu::StringPiece piece(text.data(), static_cast<int32_t>(text.size()));
+  if (upper) {
+    icu::CaseMap::utf8ToUpper("", 0, piece, sink, nullptr, error);
+  } else {
+    icu::CaseMap::utf8ToLower("", 0, piece, sink, nullptr, error);
+  }
+  if (U_FAILURE(error)) return absl::InternalError("changing case failed");
+  return out;
+}
+
+absl::StatusOr<std::string> Capitalize(const std::string& text) {
+  const std::vector<std::string_view> characters = CodePoints(text);
+  if (characters.empty()) return text;
+  LYNX_ASSIGN_OR_RETURN(const std::string first, MapCase(std::string(characters[0]), true));
+  LYNX_ASSIGN_OR_RETURN(const std::string rest, MapCase(text.substr(characters[0].size()), false));
+  return first + rest;
+}
+
+// A capital behind each of `separators` or, without any, behind each character that is no letter.
+absl::StatusOr<std::string> Title(const std::string& text, std::string_view separators) {
+  std::string out;
+  bool starts = true;
+  for (const std::string_view character : CodePoints(text)) {
+    UChar32 c = 0;
+    int32_t at = 0;
+    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
+                    static_cast<int32_t>(character.size()), c);
+    LYNX_ASSIGN_OR_RETURN(const std::string mapped, MapCase(std::string(character), starts));
+    out += mapped;
+    starts = separators.empty()
+                 ? !u_isalpha(c)
+                 : IsSpace(character) || separators.find(character) != std::string_view::npos;
+  }
+  return out;
+}
+
+// Strips characters of `set`, or white space when there is none.
+absl::StatusOr<Value> Strip(const std::string& text, const std::optional<Value>& set, bool left,
+                            bool right) {
+  if (!set.has_value() || set->is_none()) return Value(std::string(StripSpace(text, left, right)));
+  LYNX_ASSIGN_OR_RETURN(const std::string chars, StringOf(set, "what to strip"));
+  const std::vector<std::string_view> stripped = CodePoints(chars);
+  const std::vector<std::string_view> all = CodePoints(text);
+  const auto in_set = [&](std::string_view c) {
+    return std::find(stripped.begin(), stripped.end(), c) != stripped.end();
+  };
+  size_t begin = 0;
+  size_t end = all.size();
+  while (left && begin < end && in_set(all[begin])) ++begin;
+  while (right && end > begin && in_set(all[end - 1])) --end;
+  if (begin == end) return Value(std::string());
+  const char* first = all[begin].data();
+  return Value(std::string(first, all[end - 1].data() + all[end - 1].size()));
+}
+
+absl::StatusOr<Value> Replace(const std::string& text, const std::string& from,
+                              const std::string& to, int64_t count, Budget& budget) {
+  std::string out;
+  if (from.empty()) {
+    for (const std::string_view c : CodePoints(text)) {
+      if (count != 0) out += to;
+      if (count > 0) --count;
+      out += c;
+    }
+    if (count != 0) out += to;
+  } else {
+    size_t at = 0;
+    for (size_t next = 0; count != 0 && (next = text.find(from, at)) != std::string::npos;) {
+      out.append(text, at, next - at);
+      out += to;
+      at = next + from.size();
+      if (count > 0) --count;
+      LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(to.size())));
+    }
+    out.append(text, at);
+  }
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(out.size())));
+  return Value(std::move(out));
+}
+
+std::vector<std::string_view> SplitLines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size();) {
+    const std::string_view rest = text.substr(i);
+    size_t length = 0;
+    if (rest.starts_with("\r\n")) {
+      length = 2;
+    } else if (std::string_view("\n\r\v\f\x1C\x1D\x1E").find(rest[0]) != std::string_view::npos) {
+      length = 1;
+    } else if (rest.starts_with("\xC2\x85")) {
+      length = 2;
+    } else if (rest.starts_with("\xE2\x80\xA8") || rest.starts_with("\xE2\x80\xA9")) {
+      length = 3;
+    }
+    if (length > 0) lines.push_back(text.substr(begin, i - begin));
+    i += std::max<size_t>(length, 1);
+    if (length > 0) begin = i;
+  }
+  if (begin < text.size()) lines.push_back(text.substr(begin));
+  return lines;
+}
+
+absl::StatusOr<Value> ListOfStrings(const std::vector<std::string>& parts, Budget& budget) {
+  std::vector<Value> items;
+  for (const std::string& part : parts) {
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(part.size()) + 16));
+    items.emplace_back(part);
+  }
+  return MakeList(std::move(items));
+}
+
+absl::StatusOr<Value> Split(const std::string& text, const std::optional<Value>& separator,
+                            int64_t limit, bool from_right, Budget& budget) {
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  std::vector<std::string> parts;
+  const auto full = [&] { return limit >= 0 && static_cast<int64_t>(parts.size()) >= limit; };
+  std::string_view rest = text;
+  const bool by_space = !separator.has_value() || separator->is_none();
+  std::string mark;
+  if (!by_space) {
+    LYNX_ASSIGN_OR_RETURN(mark, StringOf(separator, "the separator"));
+    if (mark.empty()) return Bad("the separator is empty");
+  }
+  if (by_space) rest = StripSpace(rest, !from_right, from_right);
+  while (!(by_space && rest.empty())) {
+    size_t cut = std::string_view::npos;
+    size_t width = mark.size();
+    if (!full() && !by_space) cut = from_right ? rest.rfind(mark) : rest.find(mark);
+    if (!full() && by_space) {
+      const std::vector<std::string_view> all = CodePoints(rest);
+      const auto space = [](std::string_view c) { return IsSpace(c); };
+      if (!from_right) {
+        const auto hit = std::find_if(all.begin(), all.end(), space);
+        if (hit != all.end()) cut = static_cast<size_t>(hit->data() - rest.data());
+        LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(rest.size())));
+      } else {
+        const auto hit = std::find_if(all.rbegin(), all.rend(), space);
+        if (hit != all.rend()) {
+          cut = static_cast<size_t>(hit->data() - rest.data());
+          width = hit->size();
+        }
+        LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(rest.size())));
+      }
+    }
+    if (cut == std::string_view::npos) {
+      if (by_space) rest = StripSpace(rest, false, !full() && !from_right);
+      parts.emplace_back(by_space && from_right ? StripSpace(rest, true, false) : rest);
+      break;
+    }
+    if (from_right) {
+      parts.emplace_back(rest.substr(cut + width));
+      rest = rest.substr(0, cut);
+      if (by_space) rest = StripSpace(rest, false, true);
+    } else {
+      parts.emplace_back(rest.substr(0, cut));
+      rest = rest.substr(cut + width);
+      if (by_space) rest = StripSpace(rest, true, false);
+    }
+  }
+  if (from_right) std::reverse(parts.begin(), parts.end());
+  return ListOfStrings(parts, budget);
+}
+
+absl::StatusOr<bool> HasAffix(const std::string& text, const std::optional<Value>& affix,
+                              bool at_end) {
+  if (affix.has_value() && affix->list() != nullptr && affix->list()->is_tuple) {
+    for (const Value& one : affix->list()->items) {
+      LYNX_ASSIGN_OR_RETURN(const bool has, HasAffix(text, one, at_end));
+      if (has) return true;
+    }
+    return false;
+  }
+  LYNX_ASSIGN_OR_RETURN(const std::string part, StringOf(affix, "what to look for"));
+  return at_end ? text.ends_with(part) : text.starts_with(part);
+}
+
+bool AllOf(const std::string& text, bool (*test)(UChar32)) {
+  for (const std::string_view character : CodePoints(text)) {
+    UChar32 c = 0;
+    int32_t at = 0;
+    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
+                    static_cast<int32_t>(character.size()), c);
+    if (!test(c)) return false;
+  }
+  return !text.empty();
+}
+
+// A case test is true where some letter has a case and none has the other.
+bool HasOnlyCase(const std::string& text, bool upper) {
+  bool found = false;
+  for (const std::string_view character : CodePoints(text)) {
+    UChar32 c = 0;
+    int32_t at = 0;
+    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
+                    static_cast<int32_t>(character.size()), c);
+    if (upper ? u_isULowercase(c) : u_isUUppercase(c)) return false;
+    if (upper ? u_isUUppercase(c) : u_isULowercase(c)) found = true;
+  }
+  return found;
+}
+
+absl::StatusOr<size_t> Length(const Value& value) {
+  if (value.is_string()) return CodePointCount(value.as_string());
+  if (value.list() != nullptr) return value.list()->items.size();
+  if (value.dict() != nullptr) return value.dict()->items.size();
+  if (value.loop() != nullptr) return value.loop()->items.size();
+  if (value.is_undefined()) return size_t{0};
+  return Bad(absl::StrCat("a ", value.TypeName(), " has no length"));
+}
+
+// "a.b.0" of `value`, or `value` itself without a path.
+absl::StatusOr<Value> Follow(const Value& value, const std::optional<Value>& path) {
+  if (!path.has_value() || path->is_none()) return value;
+  if (path->is_int()) return GetItem(value, *path);
+  LYNX_ASSIGN_OR_RETURN(const std::string text, StringOf(path, "'attribute'"));
+  Value current = value;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t dot = std::min(text.find('.', begin), text.size());
+    const std::string part = text.substr(begin, dot - begin);
+    int64_t index = 0;
+    LYNX_ASSIGN_OR_RETURN(
+        current, GetItem(current, absl::SimpleAtoi(part, &index) && index >= 0 ? Value(index)
+                                                                               : Value(part)));
+    begin = dot + 1;
+  }
+  return current;
+}
+
+absl::StatusOr<Value> Folded(const Value& value, bool case_sensitive) {
+  if (case_sensitive || !value.is_string()) return value;
+  LYNX_ASSIGN_OR_RETURN(std::string lower, MapCase(value.as_string(), false));
+  return Value(std::move(lower));
+}
+
+// Items with the keys they are compared by, in order.
+absl::StatusOr<std::vector<Value>> Sorted(const std::vector<Value>& items,
+                                          const std::optional<Value>& attribute,
+                                          bool case_sensitive, bool reverse, Budget& budget) {
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const Value& item : items) {
+    LYNX_ASSIGN_OR_RETURN(const Value key, Follow(item, attribute));
+    LYNX_ASSIGN_OR_RETURN(Value folded, Folded(key, case_sensitive));
+    keyed.emplace_back(std::move(folded), item);
+  }
+  // A failing comparison must not reach std::sort half-way, so that all pairs that it could look at
+  // have an order: check neighbours first (types are few).
+  for (size_t i = 1; i < keyed.size(); ++i) {
+    LYNX_ASSIGN_OR_RETURN(const int order, Compare(keyed[i - 1].first, keyed[i].first));
+    (void)order;
+  }
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 32));
+  std::stable_sort(keyed.begin(), keyed.end(), [reverse](const auto& a, const auto& b) {
+    const absl::StatusOr<int> order = Compare(a.first, b.first);
+    return order.ok() && (reverse ? *order > 0 : *order < 0);
+  });
+  std::vector<Value> sorted;
+  for (auto& [key, item] : keyed) sorted.push_back(std::move(item));
+  return sorted;
+}
+
+absl::StatusOr<Value> Extreme(const Value& value, const Bound& args, bool largest) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  std::optional<Value> best;
+  std::optional<Value> best_key;
+  for (const Value& item : items) {
+    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1]));
+    LYNX_ASSIGN_OR_RETURN(const Value key, Folded(raw, FlagOf(args[0], false)));
+    if (best_key.has_value()) {
+      LYNX_ASSIGN_OR_RETURN(const int order, Compare(key, *best_key));
+      if (largest ? order <= 0 : order >= 0) continue;
+    }
+    best = item;
+    best_key = key;
+  }
+  return best.has_value() ? *best : Value::MakeUndefined("the extreme of an empty list");
+}
+
+// ---- Filters ----
+
+absl::StatusOr<Value> FilterToJson(const Value& value, const Bound& args, Budget& budget) {
+  JsonStyle style;
+  style.ensure_ascii = FlagOf(args[0], false);
+  if (args[1].has_value() && !args[1]->is_none()) {
+    if (args[1]->is_string()) {
+      style.indent = args[1]->as_string();
+    } else {
+      LYNX_ASSIGN_OR_RETURN(const int64_t width, IntOf(args[1], 0, "'indent'"));
+      if (width > 64) return Bad("'indent' is over 64");
+      style.indent = std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+    }
+    style.item_separator = std::string(1, ',');
+  }
+  if (args[2].has_value() && !args[2]->is_none()) {
+    const List* pair = args[2]->list();
+    if (pair == nullptr || pair->items.size() != 2 || !pair->items[0].is_string() ||
+        !pair->items[1].is_string()) {
+      return Bad("'separators' must be two strings");
+    }
+    style.item_separator = pair->items[0].as_string();
+    style.key_separator = pair->items[1].as_string();
+  }
+  style.sort_keys = FlagOf(args[3], false);
+  LYNX_ASSIGN_OR_RETURN(std::string text, ToJson(value, style));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  return Value(std::move(text));
+}
+
+absl::StatusOr<Value> FilterLength(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const size_t length, Length(value));
+  return Value(static_cast<int64_t>(length));
+}
+
+absl::StatusOr<Value> FilterTrim(const Value& value, const Bound& args, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  return Strip(text, args[0], true, true);
+}
+
+absl::StatusOr<Value> FilterJoin(const Value& value, const Bound& args, Budget& budget) {
+  std::string separator;
+  if (args[0].has_value()) {
+    LYNX_ASSIGN_OR_RETURN(separator, Str(*args[0]));
+  }
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  std::string out;
+  for (size_t i = 0; i < items.size(); ++i) {
+    LYNX_ASSIGN_OR_RETURN(const Value item, Follow(items[i], args[1]));
+    LYNX_ASSIGN_OR_RETURN(const std::string text, Str(item));
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size() + separator.size())));
+    if (i > 0) out += separator;
+    out += text;
+  }
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterList(const Value& value, const Bound&, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, Iterate(value));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
+  return MakeList(std::move(items));
+}
+
+absl::StatusOr<Value> FilterString(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(std::string text, Str(value));
+  return Value(std::move(text));
+}
+
+absl::StatusOr<Value> FilterInt(const Value& value, const Bound& args, Budget&) {
+  const Value fallback = args[0].has_value() ? *args[0] : Value(int64_t{0});
+  LYNX_ASSIGN_OR_RETURN(const int64_t base, IntOf(args[1], 10, "'base'"));
+  if (base < 2 || base > 36) return Bad("'base' must be in 2..36");
+  if (value.is_integral()) return Value(value.as_int());
+  double number = 0;
+  if (value.is_float()) {
+    number = value.as_double();
+  } else if (value.is_string()) {
+    std::string_view text = StripSpace(value.as_string(), true, true);
+    if (text.starts_with('+')) text.remove_prefix(1);
+    int64_t integer = 0;
+    const auto result =
+        std::from_chars(text.data(), text.data() + text.size(), integer, static_cast<int>(base));
+    if (result.ec == std::errc() && result.ptr == text.data() + text.size()) return Value(integer);
+    if (!absl::SimpleAtod(absl::string_view(text.data(), text.size()), &number)) return fallback;
+  } else {
+    return fallback;
+  }
+  if (!(std::abs(number) < 9e18)) return fallback;
+  return Value(static_cast<int64_t>(number));
+}
+
+absl::StatusOr<Value> FilterFloat(const Value& value, const Bound& args, Budget&) {
+  const Value fallback = args[0].has_value() ? *args[0] : Value(0.0);
+  if (value.is_number()) return Value(value.as_double());
+  double number = 0;
+  if (value.is_string() && absl::SimpleAtod(value.as_string(), &number)) return Value(number);
+  return fallback;
+}
+
+absl::StatusOr<Value> FilterUpper(const Value& value, const Bound&, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, true));
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterLower(const Value& value, const Bound&, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, false));
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterTitle(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, "-({[<"));
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterCapitalize(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text));
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterDefault(const Value& value, const Bound& args, Budget&) {
+  const bool use = value.is_undefined() || (FlagOf(args[1], false) && !Truthy(value));
+  if (!use) return value;
+  return args[0].has_value() ? *args[0] : Value("");
+}
+
+absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  return items.empty() ? Value::MakeUndefined("the first item of an empty list") : items.front();
+}
+
+absl::StatusOr<Value> FilterLast(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  return items.empty() ? Value::MakeUndefined("the last item of an empty list") : items.back();
+}
+
+absl::StatusOr<Value> FilterReverse(const Value& value, const Bound&, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, Iterate(value));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
+  std::reverse(items.begin(), items.end());
+  if (!value.is_string()) return MakeList(std::move(items));
+  std::string out;
+  for (const Value& item : items) out += item.as_string();
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterItems(const Value& value, const Bound&, Budget& budget) {
+  std::vector<Value> pairs;
+  if (!value.is_undefined()) {
+    if (value.dict() == nullptr) return Bad("items needs a mapping");
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(value.dict()->items.size()) * 32));
+    for (const auto& [key, item] : value.dict()->items) {
+      LYNX_ASSIGN_OR_RETURN(Value pair, MakeList({Value(key), item}, true));
+      pairs.push_back(std::move(pair));
+    }
+  }
+  return MakeList(std::move(pairs));
+}
+
+absl::StatusOr<Value> FilterReplace(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  if (!args[0].has_value() || !args[1].has_value()) return Bad("replace needs two arguments");
+  LYNX_ASSIGN_OR_RETURN(const std::string from, Str(*args[0]));
+  LYNX_ASSIGN_OR_RETURN(const std::string to, Str(*args[1]));
+  const bool all = !args[2].has_value() || args[2]->is_none();
+  LYNX_ASSIGN_OR_RETURN(const int64_t count, all ? -1 : IntOf(args[2], -1, "'count'"));
+  return Replace(text, from, to, count, budget);
+}
+
+absl::StatusOr<Value> FilterAbs(const Value& value, const Bound&, Budget&) {
+  if (value.is_integral() && value.as_int() > INT64_MIN) return Value(std::abs(value.as_int()));
+  if (value.is_float()) return Value(std::abs(value.as_double()));
+  return Bad("abs needs a number");
+}
+
+absl::StatusOr<Value> FilterRound(const Value& value, const Bound& args, Budget&) {
+  if (!value.is_number()) return Bad("round needs a number");
+  LYNX_ASSIGN_OR_RETURN(const int64_t precision, IntOf(args[0], 0, "'precision'"));
+  if (precision < 0 || precision > 15) return Bad("'precision' must be in 0..15");
+  const double scale = std::pow(10.0, static_cast<double>(precision));
+  const double number = value.as_double();
+  std::string method = "common";
+  if (args[1].has_value()) {
+    LYNX_ASSIGN_OR_RETURN(method, StringOf(args[1], "'method'"));
+  }
+  if (method == "ceil") return Value(std::ceil(number * scale) / scale);
+  if (method == "floor") return Value(std::floor(number * scale) / scale);
+  if (method != "common") return Bad("unknown rounding method '" + method + "'");
+  if (value.is_integral()) return Value(value.as_int());
+  // Python rounds the decimal value, halves to even; printf does the same.
+  std::array<char, 512> buffer;
+  const int length =
+      std::snprintf(buffer.data(), buffer.size(), "%.*f", static_cast<int>(precision), number);
+  double rounded = 0;
+  std::from_chars(buffer.data(), buffer.data() + length, rounded);
+  return Value(rounded);
+}
+
+absl::StatusOr<Value> FilterSafe(const Value& value, const Bound&, Budget&) { return value; }
+
+absl::StatusOr<Value> FilterEscape(const Value& value, const Bound&, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      case '"':
+        out += "&#34;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(out.size())));
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterSort(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  LYNX_ASSIGN_OR_RETURN(std::vector<Value> sorted, Sorted(items, args[2], FlagOf(args[1], false),
+                                                          FlagOf(args[0], false), budget));
+  return MakeList(std::move(sorted));
+}
+
+absl::StatusOr<Value> FilterUnique(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  std::vector<Value> keys;
+  std::vector<Value> kept;
+  for (const Value& item : items) {
+    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1]));
+    LYNX_ASSIGN_OR_RETURN(const Value key, Folded(raw, FlagOf(args[0], false)));
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(keys.size())));
+    const bool seen = std::any_of(keys.begin(), keys.end(),
+                                  [&key](const Value& other) { return Equal(key, other); });
+    if (seen) continue;
+    keys.push_back(key);
+    kept.push_back(item);
+  }
+  return MakeList(std::move(kept));
+}
+
+absl::StatusOr<Value> FilterDictSort(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const Value pairs, FilterItems(value, {}, budget));
+  const bool by_value =
+      args[1].has_value() && args[1]->is_string() && args[1]->as_string() == "value";
+  LYNX_ASSIGN_OR_RETURN(std::vector<Value> sorted,
+                        Sorted(pairs.list()->items, Value(int64_t{by_value ? 1 : 0}),
+                               FlagOf(args[0], false), FlagOf(args[2], false), budget));
+  return MakeList(std::move(sorted));
+}
+
+absl::StatusOr<Value> FilterIndent(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  std::string indent(4, ' ');
+  if (args[0].has_value() && args[0]->is_string()) {
+    indent = args[0]->as_string();
+  } else {
+    LYNX_ASSIGN_OR_RETURN(const int64_t width, IntOf(args[0], 4, "'width'"));
+    if (width < 0 || width > 1024) return Bad("'width' must be in 0..1024");
+    indent.assign(static_cast<size_t>(width), ' ');
+  }
+  const bool blank = FlagOf(args[2], false);
+  const std::string with_end = text + "\n";
+  const std::vector<std::string_view> lines = SplitLines(with_end);
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out += '\n';
+    const bool wanted = i == 0 ? FlagOf(args[1], false) : blank || !lines[i].empty();
+    if (wanted) out += indent;
+    out += lines[i];
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(indent.size() + lines[i].size() + 1)));
+  }
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterSum(const Value& value, const Bound& args, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  bool is_float = false;
+  double number = 0;
+  int64_t integer = 0;
+  const auto add = [&](const Value& item) -> absl::Status {
+    if (!item.is_number()) return Bad("sum needs numbers");
+    is_float = is_float || item.is_float();
+    number += item.as_double();
+    if (item.is_integral() && __builtin_add_overflow(integer, item.as_int(), &integer)) {
+      return Bad("a sum is too large");
+    }
+    return absl::OkStatus();
+  };
+  if (args[1].has_value()) LYNX_RETURN_IF_ERROR(add(*args[1]));
+  for (const Value& item : items) {
+    LYNX_ASSIGN_OR_RETURN(const Value part, Follow(item, args[0]));
+    LYNX_RETURN_IF_ERROR(add(part));
+  }
+  return is_float ? Value(number) : Value(integer);
+}
+
+absl::StatusOr<Value> FilterMin(const Value& value, const Bound& args, Budget&) {
+  return Extreme(value, args, false);
+}
+absl::StatusOr<Value> FilterMax(const Value& value, const Bound& args, Budget&) {
+  return Extreme(value, args, true);
+}
+
+absl::StatusOr<Value> FilterAttr(const Value& value, const Bound& args, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const std::string name, StringOf(args[0], "the name"));
+  if (value.dict() != nullptr) return Value::MakeUndefined("attribute '" + name + "'");
+  return GetAttribute(value, name);
+}
+
+struct FilterEntry {
+  std::string_view name;
+  FilterFunction function;
+  Params params;
+};
+
+const std::vector<FilterEntry>& Filters() {
+  static const auto* filters = new std::vector<FilterEntry>{
+      {"tojson", FilterToJson, {"ensure_ascii", "indent", "separators", "sort_keys"}},
+      {"length", FilterLength, {}},
+      {"count", FilterLength, {}},
+      {"trim", FilterTrim, {"chars"}},
+      {"join", FilterJoin, {"d", "attribute"}},
+      {"list", FilterList, {}},
+      {"string", FilterString, {}},
+      {"int", FilterInt, {"default", "base"}},
+      {"float", FilterFloat, {"default"}},
+      {"upper", FilterUpper, {}},
+      {"lower", FilterLower, {}},
+      {"title", FilterTitle, {}},
+      {"capitalize", FilterCapitalize, {}},
+      {"default", FilterDefault, {"default_value", "boolean"}},
+      {"d", FilterDefault, {"default_value", "boolean"}},
+      {"first", FilterFirst, {}},
+      {"last", FilterLast, {}},
+      {"reverse", FilterReverse, {}},
+      {"items", FilterItems, {}},
+      {"replace", FilterReplace, {"old", "new", "count"}},
+      {"abs", FilterAbs, {}},
+      {"round", FilterRound, {"precision", "method"}},
+      {"safe", FilterSafe, {}},
+      {"escape", FilterEscape, {}},
+      {"e", FilterEscape, {}},
+      {"sort", FilterSort, {"reverse", "case_sensitive", "attribute"}},
+      {"unique", FilterUnique, {"case_sensitive", "attribute"}},
+      {"dictsort", FilterDictSort, {"case_sensitive", "by", "reverse"}},
+      {"indent", FilterIndent, {"width", "first", "blank"}},
+      {"sum", FilterSum, {"attribute", "start"}},
+      {"min", FilterMin, {"case_sensitive", "attribute"}},
+      {"max", FilterMax, {"case_sensitive", "attribute"}},
+      {"attr", FilterAttr, {"name"}},
+  };
+  return *filters;
+}
+
+const FilterEntry* FindFilter(std::string_view name) {
+  for (const FilterEntry& entry : Filters()) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+constexpr std::array<std::string_view, 5> kItemFilters = {"map", "select", "reject", "selectattr",
+                                                          "rejectattr"};
+
+// map, select, reject, selectattr, rejectattr: they apply another filter or test to each item.
+absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
+                                      const Arguments& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
+  std::vector<Value> out;
+  if (name == "map") {
+    std::optional<Value> attribute;
+    std::optional<Value> fallback;
+    for (const auto& [key, argument] : args.named)
+      (key == "attribute" ? attribute : fallback) = argument;
+    if (!attribute.has_value() && args.positional.empty()) return Bad("map needs a filter");
+    for (const Value& item : items) {
+      Value mapped;
+      if (attribute.has_value()) {
+        LYNX_ASSIGN_OR_RETURN(mapped, Follow(item, attribute));
+        if (mapped.is_undefined() && fallback.has_value()) mapped = *fallback;
+      } else {
+        const Arguments rest{{args.positional.begin() + 1, args.positional.end()}, {}};
+        LYNX_ASSIGN_OR_RETURN(mapped,
+                              ApplyFilter(args.positional[0].as_string(), item, rest, budget));
+      }
+      out.push_back(std::move(mapped));
+    }
+    return MakeList(std::move(out));
+  }
+  const bool by_attribute = name.ends_with("attr");
+  const bool wanted = name.starts_with("select");
+  const size_t test_at = by_attribute ? 1 : 0;
+  if (by_attribute && args.positional.empty()) return Bad("an attribute name is needed");
+  for (const Value& item : items) {
+    Value subject = item;
+    if (by_attribute) {
+      LYNX_ASSIGN_OR_RETURN(subject, Follow(item, args.positional[0]));
+    }
+    bool holds = false;
+    if (args.positional.size() > test_at) {
+      const auto first = args.positional.begin() + static_cast<std::ptrdiff_t>(test_at);
+      LYNX_ASSIGN_OR_RETURN(
+          holds, ApplyTest(first->as_string(), subject, {{first + 1, args.positional.end()}, {}}));
+    } else {
+      holds = Truthy(subject);
+    }
+    if (holds == wanted) out.push_back(item);
+  }
+  return MakeList(std::move(out));
+}
+
+constexpr std::array<std::string_view, 37> kTests = {
+    "defined", "undefined", "none",     "string",   "number",   "integer",     "float",
+    "boolean", "mapping",   "iterable", "sequence", "true",     "false",       "callable",
+    "equalto", "eq",        "ne",       "lt",       "lessthan", "gt",          "greaterthan",
+    "ge",      "le",        "in",       "even",     "odd",      "divisibleby", "lower",
+    "upper",   "sameas",    "==",       "!=",       "<",        "<=",          ">",
+    ">=",      "escaped"};
+
+constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
+                                                        "raise_exception", "strftime_now"};
+
+constexpr std::array<std::string_view, 25> kStringMethods = {
+    "split",   "rsplit",  "strip",        "lstrip",      "rstrip",     "startswith", "endswith",
+    "replace", "upper",   "lower",        "title",       "capitalize", "find",       "rfind",
+    "count",   "join",    "isdigit",      "isalpha",     "isalnum",    "isspace",    "splitlines",
+    "islower", "isupper", "removeprefix", "removesuffix"};
+constexpr std::array<std::string_view, 4> kDictMethods = {"items", "keys", "values", "get"};
+constexpr std::array<std::string_view, 2> kListMethods = {"index", "count"};
+constexpr std::array<std::string_view, 2> kLoopMethods = {"cycle", "changed"};
+
+template <typename Names>
+bool IsIn(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::string& name,
+                                       const Arguments& args, Budget& budget) {
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  const auto bind = [&](const Params& params) { return Bind(name, params, args); };
+  if (name == "split" || name == "rsplit") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sep", "maxsplit"}));
+    LYNX_ASSIGN_OR_RETURN(const int64_t limit, IntOf(bound[1], -1, "'maxsplit'"));
+    return Split(text, bound[0], limit, name == "rsplit", budget);
+  }
+  if (name == "strip" || name == "lstrip" || name == "rstrip") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"chars"}));
+    return Strip(text, bound[0], name != "rstrip", name != "lstrip");
+  }
+  if (name == "startswith" || name == "endswith") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
+    LYNX_ASSIGN_OR_RETURN(const bool has, HasAffix(text, bound[0], name == "endswith"));
+    return Value(has);
+  }
+  if (name == "removeprefix" || name == "removesuffix") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
+    LYNX_ASSIGN_OR_RETURN(const std::string affix, StringOf(bound[0], "what to remove"));
+    if (name == "removeprefix" && text.starts_with(affix)) return Value(text.substr(affix.size()));
+    if (name == "removesuffix" && text.ends_with(affix)) {
+      return Value(text.substr(0, text.size() - affix.size()));
+    }
+    return Value(text);
+  }
+  if (name == "replace") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"old", "new", "count"}));
+    LYNX_ASSIGN_OR_RETURN(const std::string from, StringOf(bound[0], "what to replace"));
+    LYNX_ASSIGN_OR_RETURN(const std::string to, StringOf(bound[1], "the replacement"));
+    LYNX_ASSIGN_OR_RETURN(const int64_t count, IntOf(bound[2], -1, "'count'"));
+    return Replace(text, from, to, count, budget);
+  }
+  if (name == "find" || name == "rfind" || name == "count") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sub"}));
+    LYNX_ASSIGN_OR_RETURN(const std::string part, StringOf(bound[0], "what to look for"));
+    if (name == "count") {
+      if (part.empty()) return Value(static_cast<int64_t>(CodePointCount(text)) + 1);
+      int64_t count = 0;
+      for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
+        ++count;
+      return Value(count);
+    }
+    const size_t at = name == "find" ? text.find(part) : text.rfind(part);
+    if (at == std::string::npos) return Value(int64_t{-1});
+    return Value(static_cast<int64_t>(CodePointCount(std::string_view(text).substr(0, at))));
+  }
+  if (name == "join") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"items"}));
+    LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items,
+                          Iterate(bound[0].has_value() ? *bound[0] : Value(None{})));
+    std::string out;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (!items[i].is_string()) return Bad("join needs strings");
+      if (i > 0) out += text;
+      out += items[i].as_string();
+      LYNX_RETURN_IF_ERROR(
+          budget.Spend(static_cast<int64_t>(text.size() + items[i].as_string().size())));
+    }
+    return Value(std::move(out));
+  }
+  LYNX_RETURN_IF_ERROR(bind({}).status());
+  if (name == "upper" || name == "lower") {
+    LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, name == "upper"));
+    return Value(std::move(out));
+  }
+  if (name == "title") {
+    LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, ""));
+    return Value(std::move(out));
+  }
+  if (name == "capitalize") {
+    LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text));
+    return Value(std::move(out));
+  }
+  if (name == "splitlines") {
+    std::vector<std::string> lines;
+    for (const std::string_view line : SplitLines(text)) lines.emplace_back(line);
+    return ListOfStrings(lines, budget);
+  }
+  if (name == "isdigit") {
+    return Value(AllOf(text, [](UChar32 c) {
+      const int type = u_getIntPropertyValue(c, UCHAR_NUMERIC_TYPE);
+      return type == U_NT_DECIMAL || type == U_NT_DIGIT;
+    }));
+  }
+  if (name == "isalpha") return Value(AllOf(text, [](UChar32 c) { return u_isalpha(c) != 0; }));
+  if (name == "isalnum") {
+    return Value(AllOf(text, [](UChar32 c) {
+      return u_isalpha(c) || u_getIntPropertyValue(c, UCHAR_NUMERIC_TYPE) != U_NT_NONE;
+    }));
+  }
+  if (name == "isspace") {
+    return Value(!text.empty() && StripSpace(text, true, false).empty());
+  }
+  return Value(HasOnlyCase(text, name == "isupper"));
+}
+
+absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
+                                     const Arguments& args, Budget& budget) {
+  const Dict& dict = *self.dict();
+  if (name == "get") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"key", "default"}, args));
+    const bool is_key = bound[0].has_value() && bound[0]->is_string();
+    const Value* found = is_key ? dict.Find(bound[0]->as_string()) : nullptr;
+    if (found != nullptr) return *found;
+    return bound[1].has_value() ? *bound[1] : Value(None{});
+  }
+  LYNX_RETURN_IF_ERROR(Bind(name, {}, args).status());
+  if (name == "items") return FilterItems(self, {}, budget);
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(dict.items.size()) * 16));
+  std::vector<Value> out;
+  for (const auto& [key, value] : dict.items) out.push_back(name == "keys" ? Value(key) : value);
+  return MakeList(std::move(out));
+}
+
+}  // namespace
+
+bool IsKnownFilter(std::string_view name) {
+  return FindFilter(name) != nullptr || IsIn(kItemFilters, name);
+}
+bool IsKnownTest(std::string_view name) { return IsIn(kTests, name); }
+bool IsKnownFunction(std::string_view name) { return IsIn(kFunctions, name); }
+bool IsKnownMethod(std::string_view name) {
+  return IsIn(kStringMethods, name) || IsIn(kDictMethods, name) || IsIn(kListMethods, name) ||
+         IsIn(kLoopMethods, name);
+}
+
+bool FilterTakesNamed(std::string_view filter, std::string_view argument) {
+  if (filter == "map") return argument == "attribute" || argument == "default";
+  const FilterEntry* entry = FindFilter(filter);
+  return entry != nullptr && IsIn(entry->params, argument);
+}
+
+absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, const Arguments& args,
+                                  Budget& budget) {
+  if (IsIn(kItemFilters, name)) return ApplyItemFilter(name, value, args, budget);
+  const FilterEntry* entry = FindFilter(name);
+  if (entry == nullptr) return Bad(absl::StrCat("unknown filter '", std::string(name), "'"));
+  LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, entry->params, args));
+  return entry->function(value, bound, budget);
+}
+
+absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const Arguments& args) {
+  const auto argument = [&]() -> absl::StatusOr<Value> {
+    if (args.positional.size() != 1) {
+      return Bad(absl::StrCat("test '", std::string(name), "' needs one argument"));
+    }
+    return args.positional[0];
+  };
+  if (name == "defined") return !value.is_undefined();
+  if (name == "undefined") return value.is_undefined();
+  if (name == "none") return value.is_none();
+  if (name == "string") return value.is_string();
+  if (name == "number") return value.is_number();
+  if (name == "integer") return value.is_int();
+  if (name == "float") return value.is_float();
+  if (name == "boolean") return value.is_bool();
+  if (name == "true") return value.is_bool() && value.as_bool();
+  if (name == "false") return value.is_bool() && !value.as_bool();
+  if (name == "mapping") return value.dict() != nullptr;
+  if (name == "iterable" || name == "sequence") {
+    const bool loop = value.loop() != nullptr && name == "iterable";
+    return value.is_string() || value.list() != nullptr || value.dict() != nullptr ||
+           value.is_undefined() || loop;
+  }
+  if (name == "callable") return value.callable() != nullptr;
+  if (name == "escaped") return false;
+  if (name == "lower" || name == "upper") {
+    LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+    return HasOnlyCase(text, name == "upper");
+  }
+  if (name == "even" || name == "odd") {
+    if (!value.is_integral()) return Bad("even and odd need an integer");
+    return (value.as_int() % 2 != 0) == (name == "odd");
+  }
+  LYNX_ASSIGN_OR_RETURN(const Value other, argument());
+  if (name == "divisibleby") {
+    if (!value.is_integral() || !other.is_integral() || other.as_int() == 0) {
+      return Bad("divisibleby needs integers");
+    }
+    return other.as_int() == -1 || value.as_int() % other.as_int() == 0;
+  }
+  if (name == "in") return Contains(other, value);
+  if (name == "equalto" || name == "eq" || name == "==") return Equal(value, other);
+  if (name == "ne" || name == "!=") return !Equal(value, other);
+  if (name == "sameas") {
+    return Equal(value, other) && std::string_view(value.TypeName()) == other.TypeName();
+  }
+  LYNX_ASSIGN_OR_RETURN(const int order, Compare(value, other));
+  if (name == "lt" || name == "lessthan" || name == "<") return order < 0;
+  if (name == "le" || name == "<=") return order <= 0;
+  if (name == "gt" || name == "greaterthan" || name == ">") return order > 0;
+  return order >= 0;
+}
+
+absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, const Arguments& args,
+                                 Budget& budget) {
+  if (self.is_string()) return CallStringMethod(self.as_string(), name, args, budget);
+  if (self.dict() != nullptr) return CallDictMethod(self, name, args, budget);
+  if (const List* list = self.list()) {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"value"}, args));
+    if (!bound[0].has_value()) return Bad(name + "() needs an argument");
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(list->items.size())));
+    int64_t count = 0;
+    for (size_t i = 0; i < list->items.size(); ++i) {
+      if (!Equal(list->items[i], *bound[0])) continue;
+      if (name == "index") return Value(static_cast<int64_t>(i));
+      ++count;
+    }
+    if (name == "index") return Bad("index() did not find the value");
+    return Value(count);
+  }
+  if (Loop* loop = self.loop()) {
+    if (!args.named.empty() || args.positional.empty()) return Bad(name + "() needs arguments");
+    if (name == "cycle") return args.positional[loop->index % args.positional.size()];
+    LYNX_ASSIGN_OR_RETURN(Value now, MakeList(args.positional, true));
+    const bool changed = !loop->last_changed.has_value() || !Equal(*loop->last_changed, now);
+    loop->last_changed = std::move(now);
+    return Value(changed);
+  }
+  return Bad(absl::StrCat("a ", self.TypeName(), " has no method '", name, "'"));
+}
+
+absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name) {
+  if (object.is_undefined()) return object.UndefinedError();
+  const auto method = [&] {
+    return Value(
+        std::make_shared<const Callable>(Callable{Callable::Kind::kMethod, name, object, nullptr}));
+  };
+  if (object.ns() != nullptr) {
+    const Value* found = object.ns()->fields.Find(name);
+    return found != nullptr ? *found : Value::MakeUndefined("'" + name + "'");
+  }
+  if (object.dict() != nullptr) {
+    // As in Python, a method hides a key of its name.
+    if (IsIn(kDictMethods, name)) return method();
+    const Value* found = object.dict()->Find(name);
+    return found != nullptr ? *found : Value::MakeUndefined("'" + name + "'");
+  }
+  if ((object.is_string() && IsIn(kStringMethods, name)) ||
+      (object.list() != nullptr && IsIn(kListMethods, name))) {
+    return method();
+  }
+  if (const Loop* loop = object.loop()) {
+    const auto count = static_cast<int64_t>(loop->items.size());
+    const auto index = static_cast<int64_t>(loop->index);
+    if (name == "index") return Value(index + 1);
+    if (name == "index0") return Value(index);
+    if (name == "revindex") return Value(count - index);
+    if (name == "revindex0") return Value(count - index - 1);
+    if (name == "first") return Value(index == 0);
+    if (name == "last") return Value(index + 1 == count);
+    if (name == "length") return Value(count);
+    // They count recursive loops, which are not supported.
+    if (name == "depth") return Value(int64_t{1});
+    if (name == "depth0") return Value(int64_t{0});
+    if (name == "previtem" && index > 0) return loop->items[loop->index - 1];
+    if (name == "nextitem" && index + 1 < count) return loop->items[loop->index + 1];
+    if (IsIn(kLoopMethods, name)) return method();
+  }
+  return Value::MakeUndefined(absl::StrCat("'", name, "' of a ", object.TypeName()));
+}
+
+absl::StatusOr<Value> GetItem(const Value& object, const Value& key) {
+  if (object.is_undefined()) return object.UndefinedError();
+  if (key.is_undefined()) return key.UndefinedError();
+  if (object.dict() != nullptr && key.is_string()) {
+    if (const Value* found = object.dict()->Find(key.as_string())) return *found;
+  }
+  if (key.is_string()) return GetAttribute(object, key.as_string());
+  if (key.is_integral()) {
+    const auto at = [&key](size_t size) -> std::optional<size_t> {
+      const int64_t count = static_cast<int64_t>(size);
+      const int64_t index = key.as_int() < 0 ? key.as_int() + count : key.as_int();
+      if (index < 0 || index >= count) return std::nullopt;
+      return static_cast<size_t>(index);
+    };
+    if (object.list() != nullptr) {
+      if (const auto index = at(object.list()->items.size())) return object.list()->items[*index];
+    } else if (object.is_string()) {
+      const std::vector<std::string_view> characters = CodePoints(object.as_string());
+      if (const auto index = at(characters.size())) return Value(std::string(characters[*index]));
+    }
+  }
+  return Value::MakeUndefined(absl::StrCat("an item of a ", object.TypeName()));
+}
+
+}  // namespace lynx::text::jinja

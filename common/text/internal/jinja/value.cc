@@ -1,0 +1,546 @@
+#include "common/text/internal/jinja/value.h"
+
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/json_shape.h"
+#include "common/base/status_macros.h"
+#include "common/base/utf8.h"
+
+namespace lynx::text::jinja {
+namespace {
+
+constexpr size_t kIndexedDictSize = 8;
+
+absl::Status TooDeep() {
+  return absl::InvalidArgumentError(
+      absl::StrCat("values are nested deeper than ", kMaxValueDepth, " levels"));
+}
+
+UChar32 CodePoint(std::string_view text) {
+  UChar32 c = 0;
+  int32_t at = 0;
+  U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(text.data()), at,
+                  static_cast<int32_t>(text.size()), c);
+  return c;
+}
+
+std::string StringRepr(std::string_view text) {
+  const bool single = text.find('\'') == std::string_view::npos;
+  const bool use_double = !single && text.find('"') == std::string_view::npos;
+  const char quote = use_double ? '"' : '\'';
+  std::string out(1, quote);
+  for (const std::string_view character : CodePoints(text)) {
+    const UChar32 c = CodePoint(character);
+    if (c == quote || c == '\\') {
+      out += '\\';
+      out += character;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (c == ' ' || (c > ' ' && c < 0x7F)) {
+      out += character;
+    } else if (c >= 0x80 && (U_GET_GC_MASK(c) & (U_GC_C_MASK | U_GC_Z_MASK)) == 0) {
+      out += character;
+    } else if (c < 0x100) {
+      absl::StrAppendFormat(&out, "\\x%02x", c);
+    } else if (c < 0x10000) {
+      absl::StrAppendFormat(&out, "\\u%04x", c);
+    } else {
+      absl::StrAppendFormat(&out, "\\U%08x", c);
+    }
+  }
+  out += quote;
+  return out;
+}
+
+// Nesting through namespaces is bounded here only: they change after they are put into lists.
+absl::Status AppendRepr(const Value& value, int depth, std::string& out) {
+  if (depth > 2 * kMaxValueDepth) return TooDeep();
+  if (value.is_string()) {
+    out += StringRepr(value.as_string());
+    return absl::OkStatus();
+  }
+  if (const List* list = value.list()) {
+    out += list->is_tuple ? '(' : '[';
+    for (size_t i = 0; i < list->items.size(); ++i) {
+      if (i > 0) out += ", ";
+      LYNX_RETURN_IF_ERROR(AppendRepr(list->items[i], depth + 1, out));
+    }
+    if (list->is_tuple && list->items.size() == 1) out += ',';
+    out += list->is_tuple ? ')' : ']';
+    return absl::OkStatus();
+  }
+  const Dict* dict = value.ns() != nullptr ? &value.ns()->fields : value.dict();
+  if (dict != nullptr) {
+    if (value.ns() != nullptr) out += "<Namespace ";
+    out += '{';
+    for (size_t i = 0; i < dict->items.size(); ++i) {
+      if (i > 0) out += ", ";
+      out += StringRepr(dict->items[i].first) + ": ";
+      LYNX_RETURN_IF_ERROR(AppendRepr(dict->items[i].second, depth + 1, out));
+    }
+    out += '}';
+    if (value.ns() != nullptr) out += '>';
+    return absl::OkStatus();
+  }
+  if (value.is_undefined()) {
+    out += "Undefined";
+    return absl::OkStatus();
+  }
+  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  out += text;
+  return absl::OkStatus();
+}
+
+bool EqualAt(const Value& a, const Value& b, int depth) {
+  if (depth > 2 * kMaxValueDepth) return false;
+  if (a.is_number() && b.is_number()) {
+    if (a.is_float() || b.is_float()) return a.as_double() == b.as_double();
+    return a.as_int() == b.as_int();
+  }
+  if (a.is_string() && b.is_string()) return a.as_string() == b.as_string();
+  if (a.is_none() || b.is_none()) return a.is_none() && b.is_none();
+  if (a.is_undefined() || b.is_undefined()) return a.is_undefined() && b.is_undefined();
+  if (a.list() != nullptr && b.list() != nullptr) {
+    const List& left = *a.list();
+    const List& right = *b.list();
+    return left.is_tuple == right.is_tuple &&
+           std::equal(left.items.begin(), left.items.end(), right.items.begin(), right.items.end(),
+                      [depth](const Value& x, const Value& y) { return EqualAt(x, y, depth + 1); });
+  }
+  if (a.dict() != nullptr && b.dict() != nullptr) {
+    if (a.dict()->items.size() != b.dict()->items.size()) return false;
+    return std::all_of(a.dict()->items.begin(), a.dict()->items.end(), [&](const auto& item) {
+      const Value* other = b.dict()->Find(item.first);
+      return other != nullptr && EqualAt(item.second, *other, depth + 1);
+    });
+  }
+  if (a.ns() != nullptr) return a.ns() == b.ns();
+  if (a.loop() != nullptr) return a.loop() == b.loop();
+  return a.callable() != nullptr && a.callable() == b.callable();
+}
+
+void AppendJsonString(std::string_view text, bool ensure_ascii, std::string& out) {
+  out += '"';
+  for (const std::string_view character : CodePoints(text)) {
+    const UChar32 c = CodePoint(character);
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        if (c < 0x20 || (ensure_ascii && c >= 0x7F && c < 0x10000 && c != 0x7F)) {
+          absl::StrAppendFormat(&out, "\\u%04x", c);
+        } else if (ensure_ascii && c >= 0x10000) {
+          absl::StrAppendFormat(&out, "\\u%04x\\u%04x", 0xD7C0 + (c >> 10), 0xDC00 | (c & 0x3FF));
+        } else {
+          out += character;
+        }
+    }
+  }
+  out += '"';
+}
+
+absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, std::string& out) {
+  if (depth > 2 * kMaxValueDepth) return TooDeep();
+  const auto new_line = [&](int level) {
+    if (!style.indent.has_value()) return;
+    out += '\n';
+    for (int i = 0; i < level; ++i) out += *style.indent;
+  };
+  if (value.is_none()) {
+    out += "null";
+  } else if (value.is_bool()) {
+    out += value.as_bool() ? "true" : "false";
+  } else if (value.is_int()) {
+    absl::StrAppend(&out, value.as_int());
+  } else if (value.is_float()) {
+    const double number = value.as_double();
+    if (std::isfinite(number)) {
+      out += FloatRepr(number);
+    } else {
+      out += std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity";
+    }
+  } else if (value.is_string()) {
+    AppendJsonString(value.as_string(), style.ensure_ascii, out);
+  } else if (const List* list = value.list()) {
+    out += '[';
+    for (size_t i = 0; i < list->items.size(); ++i) {
+      if (i > 0) out += style.item_separator;
+      new_line(depth + 1);
+      LYNX_RETURN_IF_ERROR(AppendJson(list->items[i], style, depth + 1, out));
+    }
+    if (!list->items.empty()) new_line(depth);
+    out += ']';
+  } else if (const Dict* dict = value.dict()) {
+    std::vector<const std::pair<std::string, Value>*> items;
+    for (const auto& item : dict->items) items.push_back(&item);
+    if (style.sort_keys) {
+      std::sort(items.begin(), items.end(), [](auto* a, auto* b) { return a->first < b->first; });
+    }
+    out += '{';
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out += style.item_separator;
+      new_line(depth + 1);
+      AppendJsonString(items[i]->first, style.ensure_ascii, out);
+      out += style.key_separator;
+      LYNX_RETURN_IF_ERROR(AppendJson(items[i]->second, style, depth + 1, out));
+    }
+    if (!items.empty()) new_line(depth);
+    out += '}';
+  } else if (value.is_undefined()) {
+    return value.UndefinedError();
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ", value.TypeName(), " cannot be written as JSON"));
+  }
+  return absl::OkStatus();
+}
+
+// Builds values without nlohmann's own documents: its ordered objects take quadratic time to fill.
+class ValueBuilder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  bool null() override { return Add(None{}); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(number_integer_t value) override { return Add(int64_t{value}); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (value > static_cast<uint64_t>(INT64_MAX)) return Add(static_cast<double>(value));
+    return Add(static_cast<int64_t>(value));
+  }
+  bool number_float(number_float_t value, const string_t&) override { return Add(double{value}); }
+  bool string(string_t& value) override { return Add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(size_t) override { return Open(true); }
+  bool start_array(size_t) override { return Open(false); }
+  bool key(string_t& key) override {
+    stack_.back().key = std::move(key);
+    return true;
+  }
+  bool end_object() override {
+    absl::StatusOr<Value> value = MakeDict(std::move(stack_.back().dict));
+    stack_.pop_back();
+    return value.ok() && Add(*std::move(value));
+  }
+  bool end_array() override {
+    absl::StatusOr<Value> value = MakeList(std::move(stack_.back().list));
+    stack_.pop_back();
+    return value.ok() && Add(*std::move(value));
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    error_ = ReplaceInvalidUtf8(e.what());
+    return false;
+  }
+
+  Value root;
+  const std::string& error() const { return error_; }
+
+ private:
+  struct Frame {
+    bool is_object;
+    Dict dict;
+    std::vector<Value> list;
+    std::string key;
+  };
+
+  bool Open(bool is_object) {
+    stack_.push_back({is_object, {}, {}, {}});
+    return true;
+  }
+  bool Add(Value value) {
+    if (stack_.empty()) {
+      root = std::move(value);
+    } else if (stack_.back().is_object) {
+      stack_.back().dict.Set(std::move(stack_.back().key), std::move(value));
+    } else {
+      stack_.back().list.push_back(std::move(value));
+    }
+    return true;
+  }
+
+  std::vector<Frame> stack_;
+  std::string error_ = "malformed JSON";
+};
+
+}  // namespace
+
+Value Value::MakeUndefined(std::string what) {
+  Value value;
+  value.data_ = Undefined{std::make_shared<const std::string>(std::move(what))};
+  return value;
+}
+
+absl::Status Value::UndefinedError() const {
+  const Undefined* undefined = Get<Undefined>();
+  const bool named = undefined != nullptr && undefined->what != nullptr;
+  return absl::InvalidArgumentError(
+      absl::StrCat(named ? *undefined->what : "a value", " is undefined"));
+}
+
+const char* Value::TypeName() const {
+  static constexpr std::array<const char*, 11> kNames = {
+      "undefined value", "None",     "bool", "int", "float", "string", "list", "dict",
+      "namespace",       "function", "loop"};
+  return kNames[data_.index()];
+}
+
+int Value::depth() const {
+  if (list() != nullptr) return list()->depth;
+  if (dict() != nullptr) return dict()->depth;
+  return 0;
+}
+
+std::optional<size_t> Dict::IndexOf(std::string_view key) const {
+  if (!index_.empty()) {
+    const auto it = index_.find(absl::string_view(key.data(), key.size()));
+    return it == index_.end() ? std::nullopt : std::optional<size_t>(it->second);
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].first == key) return i;
+  }
+  return std::nullopt;
+}
+
+const Value* Dict::Find(std::string_view key) const {
+  const std::optional<size_t> index = IndexOf(key);
+  return index.has_value() ? &items[*index].second : nullptr;
+}
+
+void Dict::Set(std::string key, Value value) {
+  if (const std::optional<size_t> index = IndexOf(key)) {
+    items[*index].second = std::move(value);
+    return;
+  }
+  items.emplace_back(std::move(key), std::move(value));
+  if (items.size() == kIndexedDictSize) {
+    for (size_t i = 0; i < items.size(); ++i) index_[items[i].first] = i;
+  } else if (items.size() > kIndexedDictSize) {
+    index_[items.back().first] = items.size() - 1;
+  }
+}
+
+absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
+  auto list = std::make_shared<List>();
+  list->is_tuple = is_tuple;
+  for (const Value& item : items) list->depth = std::max(list->depth, item.depth() + 1);
+  if (list->depth > kMaxValueDepth) return TooDeep();
+  list->items = std::move(items);
+  return Value(std::shared_ptr<const List>(std::move(list)));
+}
+
+absl::StatusOr<Value> MakeDict(Dict dict) {
+  for (const auto& item : dict.items) dict.depth = std::max(dict.depth, item.second.depth() + 1);
+  if (dict.depth > kMaxValueDepth) return TooDeep();
+  return Value(std::shared_ptr<const Dict>(std::make_shared<Dict>(std::move(dict))));
+}
+
+bool Truthy(const Value& value) {
+  if (value.is_undefined() || value.is_none()) return false;
+  if (value.is_float()) return value.as_double() != 0;
+  if (value.is_integral()) return value.as_int() != 0;
+  if (value.is_string()) return !value.as_string().empty();
+  if (value.list() != nullptr) return !value.list()->items.empty();
+  if (value.dict() != nullptr) return !value.dict()->items.empty();
+  return true;
+}
+
+std::string FloatRepr(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  std::array<char, 40> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                 std::chars_format::scientific);
+  // d[.ddd]e[+-]xx: Python moves the point where the exponent is in -4..15.
+  std::string digits(buffer.data(), end.ptr);
+  const size_t e = digits.find('e');
+  const int exponent = std::atoi(digits.c_str() + e + 1);
+  digits.resize(e);
+  std::string sign;
+  if (digits[0] == '-') {
+    sign = "-";
+    digits.erase(0, 1);
+  }
+  std::erase(digits, '.');
+  if (exponent < -4 || exponent >= 16) {
+    std::string mantissa = digits.substr(0, 1);
+    if (digits.size() > 1) mantissa += "." + digits.substr(1);
+    return sign + mantissa +
+           absl::StrFormat("e%c%02d", exponent < 0 ? '-' : '+', std::abs(exponent));
+  }
+  if (exponent < 0)
+    return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  const auto whole = static_cast<size_t>(exponent) + 1;
+  if (digits.size() <= whole) return sign + digits + std::string(whole - digits.size(), '0') + ".0";
+  return sign + digits.substr(0, whole) + "." + digits.substr(whole);
+}
+
+absl::StatusOr<std::string> Str(const Value& value) {
+  if (value.is_undefined()) return std::string();
+  if (value.is_none()) return std::string("None");
+  if (value.is_bool()) return std::string(value.as_bool() ? "True" : "False");
+  if (value.is_int()) return absl::StrCat(value.as_int());
+  if (value.is_float()) return FloatRepr(value.as_double());
+  if (value.is_string()) return value.as_string();
+  if (value.callable() != nullptr || value.loop() != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("a ", value.TypeName(), " cannot be printed"));
+  }
+  return Repr(value);
+}
+
+absl::StatusOr<std::string> Repr(const Value& value) {
+  std::string out;
+  LYNX_RETURN_IF_ERROR(AppendRepr(value, 0, out));
+  return out;
+}
+
+bool Equal(const Value& a, const Value& b) { return EqualAt(a, b, 0); }
+
+absl::StatusOr<int> Compare(const Value& a, const Value& b) {
+  const auto order = [](const auto& x, const auto& y) { return x < y ? -1 : y < x ? 1 : 0; };
+  if (a.is_undefined()) return a.UndefinedError();
+  if (b.is_undefined()) return b.UndefinedError();
+  if (a.is_number() && b.is_number()) {
+    if (a.is_float() || b.is_float()) return order(a.as_double(), b.as_double());
+    return order(a.as_int(), b.as_int());
+  }
+  // Bytes of UTF-8 sort as code points do.
+  if (a.is_string() && b.is_string()) return order(a.as_string(), b.as_string());
+  if (a.list() != nullptr && b.list() != nullptr) {
+    const std::vector<Value>& left = a.list()->items;
+    const std::vector<Value>& right = b.list()->items;
+    for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
+      if (!Equal(left[i], right[i])) return Compare(left[i], right[i]);
+    }
+    return order(left.size(), right.size());
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a ", a.TypeName(), " and a ", b.TypeName(), " have no order"));
+}
+
+absl::StatusOr<std::vector<Value>> Iterate(const Value& value) {
+  std::vector<Value> items;
+  if (value.is_undefined()) return items;
+  if (value.list() != nullptr) return value.list()->items;
+  if (value.dict() != nullptr) {
+    for (const auto& item : value.dict()->items) items.emplace_back(item.first);
+    return items;
+  }
+  if (value.is_string()) {
+    for (const std::string_view c : CodePoints(value.as_string()))
+      items.emplace_back(std::string(c));
+    return items;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a ", value.TypeName(), " cannot be iterated"));
+}
+
+absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
+  if (container.is_string()) {
+    if (!item.is_string()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a ", item.TypeName(), " cannot be searched in a string"));
+    }
+    return container.as_string().find(item.as_string()) != std::string::npos;
+  }
+  if (container.dict() != nullptr) {
+    return item.is_string() && container.dict()->Find(item.as_string()) != nullptr;
+  }
+  if (container.list() != nullptr) {
+    const std::vector<Value>& items = container.list()->items;
+    return std::any_of(items.begin(), items.end(),
+                       [&item](const Value& other) { return Equal(item, other); });
+  }
+  if (container.is_undefined()) return false;
+  return absl::InvalidArgumentError(absl::StrCat("'in' cannot search a ", container.TypeName()));
+}
+
+absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style) {
+  std::string out;
+  LYNX_RETURN_IF_ERROR(AppendJson(value, style, 0, out));
+  return out;
+}
+
+absl::StatusOr<Value> FromJson(std::string_view text, std::string_view place) {
+  const auto refuse = [&](std::string_view why) {
+    return absl::InvalidArgumentError(std::string(place) + ": " + std::string(why));
+  };
+  if (absl::Status shape = CheckJsonShape(text); !shape.ok()) {
+    return refuse(std::string(shape.message()));
+  }
+  ValueBuilder builder;
+  try {
+    if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) {
+      return refuse(builder.error());
+    }
+  } catch (const nlohmann::json::exception& e) {
+    return refuse(ReplaceInvalidUtf8(e.what()));
+  }
+  return builder.root;
+}
+
+size_t CodePointCount(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+std::vector<std::string_view> CodePoints(std::string_view text) {
+  std::vector<std::string_view> out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = std::max<size_t>(1, Utf8SequenceLength(text));
+    out.push_back(text.substr(0, length));
+    text.remove_prefix(length);
+  }
+  return out;
+}
+
+bool IsSpace(std::string_view code_point) {
+  const UChar32 c = CodePoint(code_point);
+  return u_isUWhiteSpace(c) || (c >= 0x1C && c <= 0x1F);
+}
+
+std::string_view StripSpace(std::string_view text, bool left, bool right) {
+  while (left && !text.empty()) {
+    const size_t length = std::max<size_t>(1, Utf8SequenceLength(text));
+    if (!IsSpace(text.substr(0, length))) break;
+    text.remove_prefix(length);
+  }
+  while (right && !text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (text[begin] & 0xC0) == 0x80) --begin;
+    if (!IsSpace(text.substr(begin))) break;
+    text.remove_suffix(text.size() - begin);
+  }
+  return text;
+}
+
+}  // namespace lynx::text::jinja

@@ -1,0 +1,307 @@
+#include "common/text/chat_template.h"
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/text/tokenizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace lynx::text {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::lynx::testing::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  std::stringstream content;
+  content << file.rdbuf();
+  return content.str();
+}
+
+ChatInput InputOf(const Json& messages, const Json& tools, const Json& variables) {
+  ChatInput input;
+  for (const Json& entry : messages) {
+    ChatMessage message;
+    Json extra = Json::object();
+    for (const auto& [key, value] : entry.items()) {
+      if (key == "role") {
+        message.role = value.get<std::string>();
+      } else if (key == "content" && value.is_string()) {
+        message.content = value.get<std::string>();
+      } else {
+        extra[key] = value;
+      }
+    }
+    message.extra_json = extra.dump();
+    input.messages.push_back(std::move(message));
+  }
+  if (!tools.is_null()) input.tools_json = tools.dump();
+  input.variables_json = variables.dump();
+  return input;
+}
+
+absl::StatusOr<std::string> Render(const std::string& source, const ChatInput& input = {}) {
+  auto parsed = ChatTemplate::Parse(source, {});
+  if (!parsed.ok()) return parsed.status();
+  return (*parsed)->Render(input);
+}
+
+absl::Status LoadError(const std::string& source) {
+  return ChatTemplate::Parse(source, {}).status();
+}
+
+// Fixtures written by tests/tools/make_text_fixtures.py from Jinja itself.
+TEST(ChatTemplateFixtureTest, EveryTextAndErrorIsThatOfJinja) {
+  const std::string folder = "tests/common/text/testdata/";
+  const Json root = Json::parse(ReadFile(folder + "chat_templates.json"));
+  size_t texts = 0;
+  size_t errors = 0;
+  for (const Json& test : root["cases"]) {
+    SCOPED_TRACE(test["name"].dump());
+    const bool is_snippet = !test.contains("messages");
+    std::string source = test["template"].get<std::string>();
+    ChatInput input;
+    if (is_snippet) {
+      const Json& shared = root["snippet"];
+      input = InputOf(shared["messages"], shared["tools"], shared["variables"]);
+    } else {
+      source = ReadFile(folder + "templates/" + source + ".jinja");
+      input = InputOf(root["conversations"][test["messages"].get<std::string>()],
+                      test["tools"].get<bool>() ? root["tools"] : Json(), test["variables"]);
+    }
+    input.add_generation_prompt = test["add_generation_prompt"].get<bool>();
+    input.now = absl::FromUnixSeconds(test["now"].get<int64_t>());
+    const auto text = Render(source, input);
+    if (test.contains("text")) {
+      ++texts;
+      ASSERT_THAT(text, IsOk());
+      EXPECT_EQ(*text, test["text"].get<std::string>());
+    } else {
+      ++errors;
+      const auto raised = test["error"].get<std::string>();
+      EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+      if (!raised.empty()) {
+        EXPECT_EQ(std::string(text.status().message()), raised);
+      }
+    }
+  }
+  EXPECT_GT(texts, 250u);
+  EXPECT_GT(errors, 50u);
+}
+
+TEST(ChatTemplateTest, TheDemoModelsChatEncodesToItsSpecialTokens) {
+  const auto chat = ChatTemplate::Load("models/lynx-tiny-moe");
+  ASSERT_THAT(chat, IsOk());
+  ChatInput input;
+  input.messages.push_back({"user", "Hi", ""});
+  const std::string prompt = (*chat)->Render(input).value();
+  EXPECT_EQ(prompt, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  const auto tokenizer = Tokenizer::Load("models/lynx-tiny-moe").value();
+  const std::vector<int32_t> ids = tokenizer->Encode(prompt, false).value();
+  EXPECT_EQ(ids.front(), 4094);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 4094), 2);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 4095), 1);
+}
+
+TEST(ChatTemplateTest, RaiseExceptionGivesTheTemplatesOwnMessage) {
+  EXPECT_THAT(Render("a\n{{ raise_exception('Roles must alternate') }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Roles must alternate"));
+}
+
+TEST(ChatTemplateTest, ErrorsOfUseNameTheLine) {
+  EXPECT_THAT(Render("a\n\n{{ messages[0].content + 1 }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 3")));
+  EXPECT_THAT(Render("{% for i in [1] %}\n{% if true %}\n{{ nothing.x }}\n{% endif %}{% endfor %}"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("line 3"), HasSubstr("'nothing' is undefined"))));
+}
+
+TEST(ChatTemplateTest, WhatIsNotSupportedIsRefusedAtLoadWithItsLine) {
+  for (const auto& [source, message] : std::vector<std::pair<std::string, std::string>>{
+           {"a\n{% include 'x' %}", "line 2: tag 'include'"},
+           {"a\n{% extends 'x' %}", "line 2: tag 'extends'"},
+           {"\n\n{% block b %}{% endblock %}", "line 3: tag 'block'"},
+           {"{% call m() %}{% endcall %}", "line 1: tag 'call'"},
+           {"{% set x = 1 %}\n{{ x | xmlattr }}", "line 2: filter 'xmlattr'"},
+           {"{{ x is weird }}", "line 1: test 'weird'"},
+           {"{{ lipsum() }}", "line 1: function 'lipsum'"},
+           {"{{ x.encode('utf8') }}", "line 1: method 'encode'"},
+           {"{{ x | tojson(default=1) }}", "line 1: filter 'tojson' with argument 'default'"},
+           {"{{ x | map('nofilter') }}", "line 1: filter 'nofilter'"},
+           {"{{ x | selectattr('a', 'notest') }}", "line 1: test 'notest'"},
+           {"{% for x in y recursive %}{% endfor %}", "line 1: 'for ... recursive'"},
+           {"{% for x in y %}{% macro m() %}{% endmacro %}{% endfor %}", "line 1: a macro inside"},
+           {"{% if x %}\n{{ 1 +\n }}{% endif %}", "line 3: expected an expression"},
+           {"{% for x in y %}", "'endfor' is missing"},
+           {"{{ f(*x) }}", "line 1: function 'f'"}}) {
+    EXPECT_THAT(LoadError(source), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)))
+        << source;
+  }
+}
+
+TEST(ChatTemplateTest, DeepSourcesAreRefusedNotRecursedInto) {
+  const auto repeat = [](const std::string& text, size_t count) {
+    std::string out;
+    for (size_t i = 0; i < count; ++i) out += text;
+    return out;
+  };
+  for (const std::string& source :
+       {"{{ " + repeat("(", 50'000) + "1" + repeat(")", 50'000) + " }}",
+        "{{ " + repeat("[", 50'000) + repeat("]", 50'000) + " }}",
+        "{{ " + repeat("not ", 50'000) + "1 }}", "{{ " + repeat("-", 50'000) + "1 }}",
+        "{{ 1" + repeat(" + 1", 50'000) + " }}", "{{ 1" + repeat(" if 1 else 1", 50'000) + " }}",
+        "{{ x" + repeat(".y", 50'000) + " }}", "{{ x" + repeat(" | trim", 50'000) + " }}",
+        "{{ x" + repeat("[x", 50'000) + repeat("]", 50'000) + " }}",
+        repeat("{% if x %}", 40'000) + repeat("{% endif %}", 40'000)}) {
+    EXPECT_THAT(LoadError(source),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nested too deep")))
+        << source.substr(0, 20);
+  }
+}
+
+TEST(ChatTemplateTest, RenderingAlwaysEnds) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const std::string& source : std::vector<std::string>{
+           "{% for i in range(100000000000) %}{% endfor %}",
+           "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}"
+           "{% endfor %}{% endfor %}{% endfor %}",
+           "{{ 'x' * 100000000000 }}", "{{ [1] * 100000000000 }}",
+           "{{ 'x' * 9223372036854775807 }}",
+           "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}"
+           "{% endfor %}",
+           "{% set ns = namespace(s='x' * 1000000) %}{% for i in range(1000) %}{{ ns.s }}{% endfor "
+           "%}",
+           "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+           "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+           "{% for i in range(100000) %}{% set n = namespace() %}{% endfor %}",
+           "{{ ('a' * 1000000).replace('', 'b' * 1000) }}"}) {
+    EXPECT_THAT(Render(source), StatusIs(absl::StatusCode::kOutOfRange)) << source;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(90));
+}
+
+TEST(ChatTemplateTest, NestedAndCircularValuesAreBounded) {
+  EXPECT_THAT(Render("{% set ns = namespace(x=1) %}{% for i in range(100000) %}"
+                     "{% set ns.x = [ns.x] %}{% endfor %}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nested deeper")));
+  EXPECT_THAT(Render("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nested deeper")));
+  EXPECT_THAT(Render("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x == ns.x }}"), IsOk());
+}
+
+TEST(ChatTemplateTest, DeepOrHugeJsonInARequestIsRefused) {
+  for (const size_t depth : {100u, 3'000u, 100'000u, 1'000'000u}) {
+    ChatInput input;
+    input.tools_json = std::string(depth, '[') + std::string(depth, ']');
+    EXPECT_THAT(Render("{{ tools }}", input),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("tools"), HasSubstr("too deep"))));
+    input.tools_json.clear();
+    input.messages.push_back({"user", "x", "{\"tool_calls\":" + std::string(depth, '[')});
+    EXPECT_THAT(Render("{{ messages }}", input),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("messages[0]")));
+  }
+  ChatInput input;
+  input.tools_json = "[1e999]";
+  EXPECT_THAT(Render("{{ tools }}", input), StatusIs(absl::StatusCode::kInvalidArgument));
+  input.tools_json = "{}";
+  EXPECT_THAT(Render("{{ tools }}", input),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a JSON array")));
+  // Many keys are looked up through an index, not one by one.
+  std::string keys = "{\"k\":0";
+  for (int i = 0; i < 200'000; ++i) keys += ",\"k" + std::to_string(i) + "\":1";
+  input.tools_json = "[" + keys + "}]";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(Render("{{ tools[0] | length }}", input).value(), "200001");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(ChatTemplateTest, InvalidUtf8InAMessageIsRefused) {
+  ChatInput input;
+  input.messages.push_back({"user", "\xFF", ""});
+  EXPECT_THAT(Render("x", input),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("messages[0]")));
+}
+
+TEST(ChatTemplateTest, ExtraVariablesCannotReplaceTheMessages) {
+  ChatInput input;
+  input.messages.push_back({"user", "real", ""});
+  input.variables_json = R"({"messages": [], "tools": 1, "add_generation_prompt": false, "q": 7})";
+  EXPECT_EQ(Render("{{ messages[0].content }}{{ tools }}{{ add_generation_prompt }}{{ q }}", input)
+                .value(),
+            "realNoneTrue7");
+}
+
+TEST(ChatTemplateTest, ManyThreadsRenderAlike) {
+  const auto chat = ChatTemplate::Parse(
+      ReadFile("tests/common/text/testdata/templates/reasoning_tools.jinja"), {});
+  ASSERT_THAT(chat, IsOk());
+  ChatInput input;
+  for (int i = 0; i < 20; ++i) {
+    input.messages.push_back({i % 2 == 0 ? "user" : "assistant", std::to_string(i), ""});
+  }
+  const std::string expected = (*chat)->Render(input).value();
+  std::vector<int> wrong(4, 0);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < wrong.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) wrong[t] += (*chat)->Render(input).value() != expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(4, 0));
+}
+
+TEST(ChatTemplateLoadTest, AFileOfItsOwnComesFirst) {
+  TempDir dir;
+  EXPECT_EQ(ChatTemplate::Load(dir.path()).status().code(), absl::StatusCode::kNotFound);
+  dir.Write("tokenizer_config.json", R"({"chat_template": "config {{ bos_token }}{{ eos_token }}",
+      "bos_token": "<b>", "eos_token": {"content": "<e>"}, "pad_token": null})");
+  EXPECT_EQ(ChatTemplate::Load(dir.path()).value()->Render({}).value(), "config <b><e>");
+  dir.Write("chat_template.jinja", "file {{ bos_token }}{{ pad_token is defined }}");
+  EXPECT_EQ(ChatTemplate::Load(dir.path()).value()->Render({}).value(), "file <b>False");
+}
+
+TEST(ChatTemplateLoadTest, AListHasATemplateForTools) {
+  TempDir dir;
+  dir.Write("tokenizer_config.json", R"({"chat_template": [
+      {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools }}"},
+      {"name": "rag", "template": "{% nonsense %}"}]})");
+  const auto chat = ChatTemplate::Load(dir.path()).value();
+  EXPECT_EQ(chat->Render({}).value(), "plain");
+  ChatInput input;
+  input.tools_json = "[1]";
+  EXPECT_EQ(chat->Render(input).value(), "[1]");
+}
+
+TEST(ChatTemplateLoadTest, MistakesNameTheFileAndTheLine) {
+  TempDir dir;
+  dir.Write("tokenizer_config.json", R"({"chat_template": "a\n{% nonsense %}"})");
+  EXPECT_THAT(ChatTemplate::Load(dir.path()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("tokenizer_config.json"), HasSubstr("line 2"))));
+  dir.Write("tokenizer_config.json", R"({"chat_template": 7})");
+  EXPECT_THAT(ChatTemplate::Load(dir.path()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tokenizer_config.json")));
+  dir.Write("chat_template.jinja", "\xFF");
+  EXPECT_THAT(ChatTemplate::Load(dir.path()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("chat_template.jinja")));
+}
+
+}  // namespace
+}  // namespace lynx::text

@@ -1,0 +1,258 @@
+"""Chat templates, conversations and expressions for comparison with Jinja.
+
+The templates under tests/common/text/testdata/templates are written for these tests; they use the
+constructs that the templates of real models use.
+"""
+
+import datetime
+import json
+import pathlib
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOW = 1767225600  # 2026-01-01 00:00 UTC
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %}...{% endgeneration %}: its body, in a scope of its own."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def environment():
+    """As the reference renders chat templates."""
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                          sort_keys=sort_keys)
+
+    def strftime_now(form):
+        return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(form)
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                        extensions=[jinja2.ext.loopcontrols, Generation])
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = strftime_now
+    return env
+
+
+def render(request):
+    """{"text"} or {"error"}."""
+    try:
+        template = environment().from_string(request["template"])
+        text = template.render(
+            messages=request["messages"], tools=request["tools"], documents=None,
+            add_generation_prompt=request["add_generation_prompt"], **request["variables"])
+        return {"text": text}
+    except Exception as error:  # Whatever the reference cannot render is an error here too.
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def templates():
+    folder = ROOT / "tests" / "common" / "text" / "testdata" / "templates"
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
+
+
+TOOLS = [
+    {"type": "function", "function": {
+        "name": "weather", "description": "Says \"how\" it is <there> & then, naïvely 🎉",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}},
+                       "required": ["city"], "minimum": -1, "ratio": 0.5, "big": 1e22,
+                       "none": None, "flags": [True, False], "empty": {}, "no": []}}},
+    {"type": "function", "function": {"name": "noop", "parameters": {}}},
+]
+
+
+def call(name, arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+CONVERSATIONS = {
+    "one": [{"role": "user", "content": "Hello"}],
+    "system": [{"role": "system", "content": "  Be brief.\n"}, {"role": "user", "content": "Hi "}],
+    "long": [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "What's 1+1?"},
+        {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
+        {"role": "user", "content": "  日本語 \u00a0 e\u0301 {{ not }} {% a tag %}\r\n"},
+        {"role": "assistant", "content": "はい", "reasoning_content": "\nshort\n"},
+        {"role": "user", "content": ""},
+    ],
+    "bad-order": [{"role": "assistant", "content": "me first"}, {"role": "user", "content": "no"}],
+    "bad-role": [{"role": "user", "content": "a"}, {"role": "critic", "content": "b"}],
+    "tools": [
+        {"role": "user", "content": "Weather in Köln?"},
+        {"role": "assistant", "content": None,
+         "tool_calls": [call("weather", {"city": "Köln", "days": 2, "exact": True, "x": None})]},
+        {"role": "tool", "content": "12 °C", "name": "weather"},
+        {"role": "tool", "content": "rain", "name": "weather"},
+        {"role": "assistant", "content": "Wet."},
+        {"role": "user", "content": "Thanks"},
+    ],
+    "two-calls": [
+        {"role": "user", "content": "Both"},
+        {"role": "assistant", "content": "ok",
+         "tool_calls": [call("weather", {"city": "A"}), call("noop", {})]},
+        {"role": "tool", "content": "1"},
+    ],
+    "parts": [
+        {"role": "user", "name": "ann",
+         "content": [{"type": "text", "text": "look"}, {"type": "image"},
+                     {"type": "text", "text": "there"}]},
+    ],
+    "empty": [],
+}
+
+VARIABLES = [
+    {"bos_token": "<s>", "eos_token": "</s>"},
+    {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": False, "thinking": True,
+     "date_string": "today"},
+    {},
+]
+
+
+def requests():
+    for name, template in templates().items():
+        for conversation, messages in CONVERSATIONS.items():
+            for variables in VARIABLES:
+                for tools in [None, TOOLS]:
+                    for prompt in [True, False]:
+                        yield f"{name}/{conversation}", {
+                            "template": template, "messages": messages, "tools": tools,
+                            "variables": variables, "add_generation_prompt": prompt, "now": NOW}
+    for snippet in SNIPPETS:
+        yield snippet, {
+            "template": snippet, "messages": CONVERSATIONS["long"], "tools": TOOLS,
+            "variables": {"x": 3, "s": "Hello, Wörld 日本", "l": [3, 1, 2], "d": {"b": 1, "a": [1, "q"]},
+                          "f": 2.5, "n": None, "t": True, "words": ["b", "A", "c", "a"],
+                          "people": [{"n": "x", "a": 3}, {"n": "Y", "a": 1}, {"n": "z"}]},
+            "add_generation_prompt": True, "now": NOW}
+
+
+SNIPPETS = [
+    # White space.
+    "a\n  {% if t %}\n  b\n  {% endif %}\nc\n", "a\n  {%- if t -%}\n  b\n  {%- endif -%}\nc\n\n",
+    "  {%+ if t %}\n b{% endif +%}\n", "{# c #}\nx\n  {# c -#}  \n y", "x {{ 1 }}\n{{ 2 }}\n",
+    "{{- 'a' -}}  b  {{- 'c' }}", "a\r\nb\r{{ 1 }}\r\n", "  {{ 1 }}  ", "{%- set a = 1 %}\n\n{{ a }}",
+    "{% raw %} {{ x }} {% endraw %}\nz", "a {%- raw -%} {% b %} {%- endraw -%} c", "", "\n", "\n\n",
+    "{% if t %}{% endif %}   {% if t %}x{% endif %}", "{{ '{{' }}{{ '%}' }}", "{ { x } } {a} }}",
+    "\t{% for i in l %}\n\t{{ i }}\n\t{% endfor %}\n", "{{\n  x\n}}",
+    # Literals.
+    r"{{ 'a\nb\tc\\d\'e\"f' }}", r"{{ '\x41\u00e9\U0001F389\101\q' }}", "{{ 'a' 'b' }}", "{{ 1_000 }}",
+    "{{ 1.5 }} {{ 1e3 }} {{ 2.5e-7 }} {{ 1e16 }} {{ 123456789012345.0 }} {{ 0.1 + 0.2 }} {{ 1e22 }}",
+    "{{ [1, 'a', none, true, 2.0] }} {{ {'k': [1], \"q'\": 'it\\'s'} }} {{ (1,) }} {{ (1, 2) }} {{ () }}",
+    "{{ true }} {{ False }} {{ None }} {{ none }}", "{{ ['é', '\\n', '\\u200b', \"a'b\\\"c\"] }}",
+    # Operators.
+    "{{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** -1 }} {{ -2 ** 2 }}",
+    "{{ 7.5 // 2 }} {{ -7.5 % 2 }} {{ 1 - -1 }} {{ +x }} {{ -f }}", "{{ 1 + 2 * 3 }} {{ (1 + 2) * 3 }}",
+    "{{ 'a' + 'b' }} {{ 'a' ~ 1 ~ none ~ true ~ 1.0 ~ [1] }} {{ 'ab' * 3 }} {{ 2 * [1] }} {{ [1] + [2] }}",
+    "{{ 'a' + 1 }}", "{{ n + 'a' }}", "{{ undefined_thing + 'a' }}", "{{ undefined_thing.x }}",
+    "[{{ undefined_thing }}]", "{{ 1 / 0 }}", "{{ 1 == 1.0 }} {{ true == 1 }} {{ 'a' == 1 }} {{ none == none }}",
+    "{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 'a' < 'b' }} {{ [1, 2] < [1, 3] }} {{ 3 >= 3 }} {{ 1 != 2 }}",
+    "{{ 'a' < 1 }}", "{{ 'ell' in s }} {{ 1 in l }} {{ 'b' in d }} {{ 9 not in l }} {{ 'x' in undefined_thing }}",
+    "{{ 1 in s }}", "{{ not t }} {{ not not x }} {{ t and 'y' }} {{ n or 'z' }} {{ n and 'z' }} {{ '' or [] }}",
+    "{{ not x is defined }} {{ x is not defined }} {{ not 1 == 2 }}",
+    "{{ 'a' if t else 'b' }} {{ 'a' if n }} {{ 'a' if n else 'b' if n else 'c' }} {{ ('q' if n).z is defined }}",
+    "{{ x if x is defined else 'no' }} {{ 5 ~ 5 + 1 }}", "{{ 1 + 1 ~ 2 }}", "{{ -1 | abs }} {{ (-1) | abs }}",
+    # Access.
+    "{{ l[0] }} {{ l[-1] }} {{ l[5] }} {{ l[5] is defined }} {{ d.b }} {{ d['a'][1] }} {{ d.zz }} {{ d['zz'] is undefined }}",
+    "{{ s[0] }} {{ s[-1] }} {{ s[7] }} {{ s[99] }} {{ l.0 }} {{ d.a.1 }}",
+    "{{ s[1:4] }} {{ s[:3] }} {{ s[-2:] }} {{ s[::-1] }} {{ s[::2] }} {{ s[10:2:-3] }} {{ s[5:2] }}",
+    "{{ l[1:] }} {{ l[::-1] }} {{ l[:-1] }} {{ l[-100:100] }} {{ l[2:0:-1] }} {{ (1,2,3)[1:] }} {{ l[None:2] }}",
+    "{{ l['x'] }}", "{{ x.y }} {{ x.y is defined }}", "{{ n.y }}", "{{ d.items() | list }}", "{{ d.items is defined }}",
+    "{{ d.get('b') }} {{ d.get('q') }} {{ d.get('q', 5) }} {{ d.keys() | list }} {{ d.values() | list }}",
+    "{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}", "{% for k in d %}{{ k }}{% endfor %}",
+    "{% for c in 'añb' %}{{ c }}.{% endfor %}", "{% for a, b in [[1, 2], (3, 4)] %}{{ a }}{{ b }} {% endfor %}",
+    "{% for a, b in [[1, 2, 3]] %}{{ a }}{% endfor %}", "{% for i in x %}{% endfor %}", "{% for i in n %}{% endfor %}",
+    "{% for i in undefined_thing %}a{% else %}none{% endfor %}", "{% for i in [] %}a{% else %}b{% endfor %}",
+    # Loops and scopes.
+    "{% for i in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }} {% endfor %}",
+    "{% for i in l %}{% for j in l %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ loop.index }}{% endfor %}",
+    "{% for i in l %}{{ loop.previtem }}<{{ i }}>{{ loop.nextitem }} {{ loop.cycle('a', 'b') }} {% endfor %}",
+    "{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{% endfor %}",
+    "{% set a = 1 %}{% for i in l %}{% set a = a + 1 %}{{ a }}{% endfor %}{{ a }}",
+    "{% set a = 1 %}{% if t %}{% set a = 2 %}{% endif %}{{ a }}",
+    "{% for i in l %}{% if loop.first %}{% set q = i %}{% endif %}[{{ q }}]{% endfor %}[{{ q }}]",
+    "{% set ns = namespace(a=1) %}{% for i in l %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}{{ ns.zz }}",
+    "{% set ns = namespace() %}{% set ns.x = 'a' %}{{ ns.x }}{{ ns.y is defined }}", "{% set x.y = 1 %}",
+    "{% set ns = namespace({'k': 1}, j=2) %}{{ ns.k + ns.j }}",
+    "{% set a, b = 1, 2 %}{{ a }}{{ b }}", "{% set a = 1, 2 %}{{ a }}", "{% set (a, b) = l[:2] %}{{ a }}{{ b }}",
+    "{% for i in l if i > 1 %}{{ loop.index }}:{{ i }} {% endfor %}", "{% for i in l if false %}{% else %}E{% endfor %}",
+    "{% for i in range(3) %}{{ i }}{% endfor %}{{ range(2, 8, 3) | list }}{{ range(3, 0, -1) | list }}{{ range(0) | list }}",
+    "{% for i in l %}{{ i }}{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
+    "{% for i in l %}{% for j in l %}{% if j == 1 %}{% continue %}{% endif %}{{ i }}{{ j }} {% endfor %}{% endfor %}",
+    "{% set q %}  in {{ x }} {% endset %}[{{ q }}]", "{% set q | upper | trim %} in {% endset %}[{{ q }}]",
+    "{% with %}{% set z = 1 %}{{ z }}{% endwith %}[{{ z }}]", "{% with a = x, b = a %}{{ a }}{{ b }}{% endwith %}",
+    "{% filter replace('a', 'b') | upper %}banana{% endfilter %}",
+    # Macros.
+    "{% macro m(a, b=2) %}{{ a }}-{{ b }}-{{ x }}{% endmacro %}{{ m(1) }} {{ m(1, b=3) }} {{ m() }} {{ m(b=1) }}",
+    "{% macro m(a) %}{{ a }}{% if a > 0 %}{{ m(a - 1) }}{% endif %}{% endmacro %}{{ m(3) }}",
+    "{% macro m() %}{{ z }}{% endmacro %}{% set z = 9 %}{{ m() }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}",
+    "{% macro m(a) %}{% set q = a %}{{ q }}{% endmacro %}{{ m(1) }}[{{ q }}]{{ m(1) | length }}",
+    "{% macro m(a) %}{{ a }}{% endmacro %}{% for i in l %}{{ m(i) }}{% endfor %}{{ m(zz=1) }}",
+    # Filters.
+    "{{ d | tojson }} {{ s | tojson }} {{ '<&>\\'\"\\\\\\n\\x7f\\x01é' | tojson }} {{ [1.0, 1e100, -0.5] | tojson }}",
+    "{{ d | tojson(indent=2) }}", "{{ [] | tojson(indent=2) }}{{ {} | tojson(indent=4) }}{{ [[], [1]] | tojson(indent=1) }}",
+    "{{ {'b': 'é🎉', 'a': 2} | tojson(ensure_ascii=True, sort_keys=true) }}", "{{ tools | tojson(indent=4) }}",
+    "{{ d | tojson(separators=(',', ':')) }}{{ d | tojson(false, none) }}", "{{ undefined_thing | tojson }}",
+    "{{ s | length }} {{ l | count }} {{ d | length }} {{ undefined_thing | length }}", "{{ x | length }}",
+    "[{{ '  a b \\n' | trim }}] {{ 'xxaxx' | trim('x') }} {{ x | trim }}", "{{ l | join }} {{ l | join('-') }} {{ [] | join(',') }}",
+    "{{ people | join(',', attribute='n') }} {{ 'abc' | join('.') }}", "{{ 'abc' | list }} {{ d | list }} {{ l | list }}",
+    "{{ s | upper }} {{ s | lower }} {{ 'straße ǆ' | upper }} {{ 'ΑΣ' | lower }} {{ n | upper }}",
+    "{{ 'hello wORLD foo-bar (baz' | title }} {{ 'hELLO' | capitalize }} {{ '' | capitalize }}",
+    "{{ undefined_thing | default('a') }} {{ n | default('a') }} {{ n | default('a', true) }} {{ '' | d('b', boolean=true) }}[{{ undefined_thing | default }}]",
+    "{{ l | first }} {{ l | last }} {{ s | first }} {{ s | last }}[{{ [] | first }}] {{ [] | last is defined }}",
+    "{{ l | reverse | list }} {{ s | reverse }}", "{% for k, v in d | items %}{{ k }}{{ v }}{% endfor %}{{ undefined_thing | items | list }}",
+    "{{ s | replace('l', 'L') }} {{ s | replace('l', 'L', 1) }} {{ 'aaa' | replace('', '-') }} {{ x | replace(3, 4) }}",
+    "{{ l | items | list }}", "{{ '12' | int }} {{ 'x' | int }} {{ 'x' | int(7) }} {{ 3.9 | int }} {{ '3.9' | int }} {{ true | int }} {{ 'ff' | int(base=16) }}",
+    "{{ '1.5' | float }} {{ 2 | float }} {{ 'z' | float }} {{ 'z' | float(1.0) }}", "{{ x | string + 'a' }} {{ [1] | string }}",
+    "{{ 2.567 | round(2) }} {{ 2.5 | round }} {{ 3.5 | round }} {{ 2.1 | round(0, 'ceil') }} {{ 2.9 | round(method='floor') }} {{ 7 | round }}",
+    "{{ l | sort }} {{ words | sort }} {{ words | sort(case_sensitive=true) }} {{ l | sort(reverse=true) }} {{ people[:2] | sort(attribute='a') }}",
+    "{{ [1, 1, 2, 'a', 'A'] | unique | list }} {{ words | map('upper') | unique | list }}", "{{ d | dictsort }} {{ {'b': 1, 'a': 2} | dictsort(by='value') }}",
+    "{{ 'a\\nb\\n\\nc' | indent }}|{{ 'a\\nb' | indent(2, true) }}|{{ 'a\\n\\nb' | indent(2, blank=true) }}|{{ 'a\\n' | indent('> ') }}",
+    "{{ l | sum }} {{ [1.5, 2] | sum }} {{ people[:2] | sum(attribute='a') }} {{ l | sum(start=10) }} {{ l | min }} {{ l | max }} {{ words | min }} {{ [] | max is defined }}",
+    "{{ people | map(attribute='a', default=0) | list }} {{ people | map(attribute='n') | join }} {{ ['a ', ' b'] | map('trim') | list }} {{ ['ab'] | map('replace', 'a', 'x') | list }}",
+    "{{ l | select('gt', 1) | list }} {{ l | reject('odd') | list }} {{ [0, 1, ''] | select | list }} {{ [0, 1] | reject | list }}",
+    "{{ people | selectattr('a') | map(attribute='n') | list }} {{ people | selectattr('a', 'defined') | list | length }} {{ people | rejectattr('n', 'equalto', 'x') | list | length }} {{ people | selectattr('n', 'in', ['x', 'z']) | list | length }}",
+    "{{ messages | selectattr('role', '==', 'user') | map(attribute='content') | first }}",
+    "{{ '<a href=\"x\">' | e }} {{ '<b>' | safe }} {{ '<b>' | escape }} {{ x | abs }} {{ -2.5 | abs }}", "{{ 'ab'.upper() | attr('x') is defined }}",
+    # Tests.
+    "{{ x is number }}{{ f is number }}{{ t is number }}{{ s is number }} {{ x is integer }}{{ t is integer }}{{ f is float }}{{ t is boolean }}",
+    "{{ s is string }}{{ l is string }} {{ d is mapping }}{{ l is mapping }} {{ s is iterable }}{{ x is iterable }}{{ d is iterable }}{{ undefined_thing is iterable }}",
+    "{{ s is sequence }}{{ l is sequence }}{{ d is sequence }}{{ x is sequence }}{{ n is sequence }} {{ t is true }}{{ x is true }}{{ n is false }}{{ false is false }}",
+    "{{ x is eq 3 }}{{ x is equalto(3) }}{{ x is ne 3 }}{{ x is gt 2 }}{{ x is lt(2) }}{{ x is ge 3 }}{{ x is le 2 }}{{ x is in l }}{{ x is in([1]) }}",
+    "{{ x is odd }}{{ x is even }}{{ 9 is divisibleby 3 }}{{ 9 is divisibleby(2) }} {{ 'a' is lower }}{{ 'A1' is upper }}{{ '1' is lower }} {{ n is none }}{{ x is not none }}",
+    "{{ n is sameas none }}{{ 1 is sameas true }}{{ range is callable }}{{ x is callable }}", "{{ x is undefined }}{{ zz is undefined }}{{ zz is defined and zz.y }}",
+    # String methods.
+    "{{ 'a,b,c'.split(',') }} {{ 'a,b,c'.split(',', 1) }} {{ 'a,b,c'.rsplit(',', 1) }} {{ ' a  b '.split() }} {{ ' a  b c '.split(none, 1) }} {{ ' a b  c '.rsplit(none, 1) }} {{ ''.split() }} {{ ''.split(',') }} {{ 'abc'.split('') }}",
+    "{{ 'a b'.rsplit() }} {{ '  x  '.rsplit() }} {{ 'a,b'.split(sep=',') }} {{ 'a--b-'.split('--') }} {{ ',a,'.split(',') }} {{ ',a,'.rsplit(',') }}",
+    "[{{ '\\n a \\n'.strip() }}] [{{ '\\n a \\n'.lstrip() }}] [{{ '\\n a \\n'.rstrip('\\n') }}] {{ 'xyaxy'.strip('yx') }} {{ 'ééa'.lstrip('é') }} [{{ '\\u00a0\\u2003a\\x1c'.strip() }}]",
+    "{{ s.startswith('Hell') }} {{ s.endswith('本') }} {{ s.startswith(('x', 'H')) }} {{ s.startswith('') }} {{ s.startswith(1) }}",
+    "{{ s.replace('l', '') }} {{ s.replace('l', 'L', 1) }} {{ s.upper() }} {{ s.lower() }} {{ 'it\\'s a2b'.title() }} {{ 'aBC'.capitalize() }}",
+    "{{ s.find('W') }} {{ s.find('日') }} {{ s.find('zz') }} {{ s.rfind('l') }} {{ 'banana'.count('an') }} {{ ', '.join(['a', 'b']) }} {{ 'a\\nb\\r\\nc\\n'.splitlines() }}",
+    "{{ '12'.isdigit() }}{{ 'a1'.isdigit() }}{{ 'ab'.isalpha() }}{{ 'a1'.isalnum() }}{{ ' '.isspace() }}{{ ''.isspace() }}{{ 'ab'.islower() }}{{ 'AB'.isupper() }}{{ '²'.isdigit() }}",
+    "{{ 'prefix-a'.removeprefix('prefix-') }}{{ 'a.txt'.removesuffix('.txt') }}", "{{ ', '.join([1]) }}", "{{ l.index(1) }} {{ l.count(3) }}", "{{ l.index(9) }}",
+    "{{ l.append(1) }}", "{{ d.update({}) }}", "{{ x.split(',') }}", "{{ d['get'] is defined }}", "{{ s.split is callable }}",
+    # Functions.
+    "{{ dict(a=1, b='x') }} {{ dict({'q': 1}, r=2) | tojson }}", "{{ strftime_now('%d %b %Y %H:%M:%S %j %A %%') }}", "{{ strftime_now('') }}",
+    "{{ raise_exception('Stop: ' ~ x) }}", "{{ raise_exception() }}",
+    "{{ (1, 2) == (1, 2) }} {{ [1] == (1,) }} {{ {'a': 1} == {'a': 1.0} }} {{ [none] == [none] }}",
+    "{{ messages | length }} {{ messages[-1]['role'] }} {{ messages[0].content }} {{ messages[:-1] | length }}",
+    "{{ messages | map(attribute='role') | list }} {{ messages | last }}", "{{ 1 if 2 }}{{ 1, 2 }}{{ [1, 2,] }}{{ {'a': 1,} }}",
+    "{{ 'a' in ['a'] and 'b' not in ['a'] }}{{ 'x' is in 'xyz' }}", "{{ ((((1)))) }}", "{{ 3.0 }} {{ 3.0 | int }} {{ 10 / 5 }} {{ 1e5 }} {{ 1.0e-5 }}",
+    # Errors of syntax.
+    "{{", "{% if %}", "{% if t %}", "{% endif %}", "{{ 1 + }}", "{{ 'a }}", "{# a", "{% for i in %}{% endfor %}", "{{ a b }}", "{{ (1 }}", "{{ [1 }}",
+    "{% unknown %}", "{{ x | nofilter }}", "{{ x is notest }}", "{% set %}", "{{ ) }}", "{% raw %} a", "{{ 1 is }}", "{% break %}", "{{ x | tojson(bad=1) }}",
+]
