@@ -49,9 +49,10 @@ void ThreadStepExecutor::Loop() {
 }
 
 void InlineStepExecutor::Run(std::function<void()> step, std::function<void()> done) {
-  loop_.Post([step = std::move(step), done = std::move(done)] {
+  loop_.Post([this, step = std::move(step), done = std::move(done)]() mutable {
     step();
-    done();
+    // After what the step itself has posted, as with a thread.
+    loop_.RunAfter(step_time_, std::move(done));
   });
 }
 

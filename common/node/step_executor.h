@@ -39,14 +39,17 @@ class ThreadStepExecutor final : public StepExecutor {
   std::thread thread_;
 };
 
-// Runs the step on the loop itself: a whole cluster in one thread, under a simulated clock.
+// Runs the step on the loop itself: a whole cluster in one thread, under a simulated clock. Each
+// step takes `step_time` of the loop's time.
 class InlineStepExecutor final : public StepExecutor {
  public:
-  explicit InlineStepExecutor(EventLoop& loop) : loop_(loop) {}
+  explicit InlineStepExecutor(EventLoop& loop, absl::Duration step_time = absl::ZeroDuration())
+      : loop_(loop), step_time_(step_time) {}
   void Run(std::function<void()> step, std::function<void()> done) override;
 
  private:
   EventLoop& loop_;
+  const absl::Duration step_time_;
 };
 
 }  // namespace lynx::node

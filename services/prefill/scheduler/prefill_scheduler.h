@@ -19,6 +19,7 @@ class PrefillScheduler {
  public:
   struct Options {
     int32_t step_rows = 512;              // > 0: rows of one step.
+    int32_t step_logits = 64;             // > 0: rows of one step whose logits are wanted.
     int32_t max_jobs = 1024;              // > 0: prompts waiting or running.
     int64_t max_queued_tokens = 1 << 22;  // > 0: prompt tokens not yet computed.
   };
@@ -33,9 +34,10 @@ class PrefillScheduler {
 
   explicit PrefillScheduler(const Options& options);
 
-  // Queues a prompt. ResourceExhausted: a bound is reached, try later or elsewhere. AlreadyExists:
-  // the id is queued. InvalidArgument: no tokens.
-  absl::Status Add(SequenceId id, int32_t prompt_tokens);
+  // Queues a prompt; `all_logits` when every row's logits are wanted and not just the last one's.
+  // ResourceExhausted: a bound is reached, try later or elsewhere. AlreadyExists: the id is queued.
+  // InvalidArgument: no tokens.
+  absl::Status Add(SequenceId id, int32_t prompt_tokens, bool all_logits = false);
 
   // Forgets a prompt, wherever it is. Unknown ids are ignored.
   void Remove(SequenceId id);
@@ -57,6 +59,7 @@ class PrefillScheduler {
     SequenceId id = 0;
     int32_t prompt_tokens = 0;
     int32_t computed = 0;
+    bool all_logits = false;
     bool started = false;
   };
 

@@ -426,7 +426,9 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
   const int64_t blocks = BlocksNow(session.request());
   if (entry.charged_decode != 0 && entry.charged_decode != session.decode()) {
     loads_.Released(entry.charged_decode, blocks, entry.charged_as_granted);
-    resting_.erase(entry.charged_decode);
+    // Blocks that were granted return, so the node may have room again. A refused reservation
+    // returns nothing: asking at once would only be refused again.
+    if (entry.charged_as_granted) resting_.erase(entry.charged_decode);
     entry.charged_decode = 0;
     entry.charged_as_granted = false;
     SchedulePump();

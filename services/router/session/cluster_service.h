@@ -29,8 +29,8 @@ namespace lynx::router {
 class ClusterService final : public SequenceService, public NodeRegistry::Listener {
  public:
   struct Options {
-    SequenceSession::Options session;
-    AdmissionQueue::Options admission;
+    SequenceSession::Options session = {};
+    AdmissionQueue::Options admission = {};
     absl::Duration grant_lease = absl::Seconds(30);  // Asked of decode for the hand-off to begin.
     absl::Duration max_duration = absl::Hours(1);    // Of a sequence, whatever its own deadline.
   };

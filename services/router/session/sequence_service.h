@@ -20,7 +20,7 @@ struct SequenceRequest {
   std::vector<TokenId> prompt;     // Not empty; every id in the vocabulary.
   proto::SamplingParams sampling;  // Complete and checked.
   absl::Time deadline = absl::InfiniteFuture();
-  std::string request_id;  // For logs only.
+  std::string request_id = {};  // For logs only.
 };
 
 // How a sequence ended.

@@ -40,6 +40,16 @@ TEST(PrefillSchedulerTest, CutsLongPromptsAndPacksShortOnesInOrderOfArrival) {
   EXPECT_EQ(scheduler.queued_tokens(), 0);
 }
 
+TEST(PrefillSchedulerTest, LogitsHaveABudgetOfTheirOwn) {
+  PrefillScheduler scheduler({.step_rows = 10, .step_logits = 4});
+  ASSERT_TRUE(scheduler.Add(1, 6, /*all_logits=*/true).ok());
+  ASSERT_TRUE(scheduler.Add(2, 3).ok());
+  ASSERT_TRUE(scheduler.Add(3, 9).ok());
+  EXPECT_THAT(scheduler.Next(kAlways), ElementsAre(Chunk{1, 0, 4, false}));
+  EXPECT_THAT(scheduler.Next(kAlways),
+              ElementsAre(Chunk{1, 4, 2, true}, Chunk{2, 0, 3, true}, Chunk{3, 0, 5, false}));
+}
+
 TEST(PrefillSchedulerTest, APromptWithoutRoomHoldsUpThoseBehindItButNotThoseRunning) {
   PrefillScheduler scheduler({.step_rows = 4});
   ASSERT_TRUE(scheduler.Add(1, 6).ok());

@@ -1,0 +1,148 @@
+#include "common/node/node_runtime.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/announcement.h"
+#include "common/base/status_macros.h"
+#include "common/model/model_runner.h"
+#include "common/model/model_spec.h"
+#include "common/telemetry/log.h"
+
+namespace lynx::node {
+namespace {
+
+telemetry::LogLevel LevelOf(const std::string& name) {
+  if (name == "debug") return telemetry::LogLevel::kDebug;
+  if (name == "warning") return telemetry::LogLevel::kWarning;
+  if (name == "error") return telemetry::LogLevel::kError;
+  return telemetry::LogLevel::kInfo;
+}
+
+DType DTypeOf(const std::string& name) { return name == "f32" ? DType::kF32 : DType::kBf16; }
+
+// Blocks that the configured memory holds, but at least one whole context: a node that cannot
+// serve the longest request its model allows is of little use.
+int32_t KvBlocks(const NodeConfig& config, const model::ModelSpec& spec, DType kv_dtype) {
+  if (config.kv_blocks > 0) return config.kv_blocks;
+  const kv::KvLayout layout = {.layers = spec.layers,
+                               .kv_heads = spec.kv_heads,
+                               .head_dim = spec.head_dim,
+                               .dtype = kv_dtype};
+  const int64_t fit = config.kv_memory_bytes / layout.BlockBytes();
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(fit, kv::BlocksFor(spec.max_positions) + 1, 1 << 24));
+}
+
+}  // namespace
+
+absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string& option,
+                                                               const std::string& text) {
+  const size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  uint16_t port = 0;
+  const char* end = text.data() + text.size();
+  if (colon == std::string::npos || host.empty() || colon + 1 == text.size() ||
+      std::from_chars(text.data() + colon + 1, end, port).ptr != end) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", option, ": '", text, "' is not host:port"));
+  }
+  return std::pair(host, port);
+}
+
+NodeRuntime::NodeRuntime(const NodeConfig& config) : config_(config) {}
+
+NodeRuntime::~NodeRuntime() {
+  if (server_ != nullptr) server_->Stop(absl::Seconds(1));
+}
+
+absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfig& config,
+                                                                 const std::string& role) {
+  if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
+  auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config));
+  telemetry::ConfigureLog({.min_level = LevelOf(config.log_level),
+                           .component = role,
+                           .incarnation = HexId(runtime->incarnation_)});
+  std::filesystem::path folder(config.model);
+  if (!folder.has_filename()) folder = folder.parent_path();
+  runtime->model_name_ =
+      config.served_model_name.empty() ? folder.filename().string() : config.served_model_name;
+
+  runtime->health_.AddTo(runtime->routes_);
+  http::ServerOptions options;
+  LYNX_ASSIGN_OR_RETURN(std::tie(options.address, options.port),
+                        ParseHostPort("http", config.http));
+  runtime->http_host_ = config.http.substr(0, config.http.rfind(':'));
+  options.name = "admin";
+  options.max_connections = 256;
+  options.registry = &runtime->registry_;
+  LYNX_ASSIGN_OR_RETURN(runtime->server_, http::HttpServer::Create(options, runtime->routes_));
+  runtime->server_->Start();
+  return runtime;
+}
+
+absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t step_rows,
+                                                                        int32_t step_logits) {
+  LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config_.model));
+  const DType compute = DTypeOf(config_.compute_dtype);
+  const DType kv_dtype = config_.kv_dtype == "auto" ? compute : DTypeOf(config_.kv_dtype);
+  LYNX_ASSIGN_OR_RETURN(auto runner,
+                        model::ModelRunner::Load({.model_dir = config_.model,
+                                                  .compute_dtype = compute,
+                                                  .kv_dtype = kv_dtype,
+                                                  .kv_blocks = KvBlocks(config_, spec, kv_dtype),
+                                                  .max_step_rows = step_rows,
+                                                  .max_step_logits = step_logits,
+                                                  .threads = config_.threads}));
+  for (const std::string& note : spec.notes) telemetry::LogInfo(note);
+  max_context_tokens_ = spec.max_positions;
+  telemetry::LogInfo(
+      "model loaded",
+      {{"model", model_name_},
+       {"numeric_class", runner->numeric_class()},
+       {"compatibility_hash", runner->compatibility_hash()},
+       {"kv_blocks", absl::StrCat(runner->kv().blocks())},
+       {"seconds", absl::StrCat(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_))}});
+  return std::make_unique<engine::Engine>(std::move(runner),
+                                          engine::EngineOptions{.vocab_size = spec.vocab_size,
+                                                                .max_step_rows = step_rows,
+                                                                .max_step_logits = step_logits});
+}
+
+absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
+  stop_.Arm();
+  const std::string http_endpoint = absl::StrCat(http_host_, ":", server_->port());
+  if (!config_.announce.empty()) {
+    LYNX_RETURN_IF_ERROR(
+        WriteAnnouncement(config_.announce, {.http = http_endpoint, .control = control_endpoint}));
+  }
+  health_.SetStarted();
+  telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint}});
+  return absl::OkStatus();
+}
+
+void NodeRuntime::RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,
+                                  const std::function<bool()>& idle) {
+  stop_.Wait();
+  health_.SetNotReady("draining", "the node is draining");
+  telemetry::LogInfo("draining");
+  loop.RunAndWait(drain);
+  const absl::Time deadline = SteadyClock::Instance().Now() + config_.drain_timeout;
+  bool done = false;
+  for (;;) {
+    loop.RunAndWait([&] { done = idle(); });
+    if (done || SteadyClock::Instance().Now() >= deadline) break;
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  telemetry::LogInfo(done ? "drained" : "drain timeout, sequences are cut off");
+  loop.Stop();
+}
+
+}  // namespace lynx::node

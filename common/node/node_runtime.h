@@ -1,0 +1,76 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
+#include "common/base/ids.h"
+#include "common/concurrency/event_loop.h"
+#include "common/engine/engine.h"
+#include "common/http/health.h"
+#include "common/http/routes.h"
+#include "common/http/server.h"
+#include "common/node/node_config.h"
+#include "common/node/stop_signal.h"
+#include "common/telemetry/metrics.h"
+
+namespace lynx::node {
+
+// What the program of a node has besides its role's logic: metrics and health pages that answer
+// from the first moment, the loaded engine, and the wait for the end.
+//
+// Created and used by main()'s thread.
+class NodeRuntime {
+ public:
+  // Opens the HTTP port: alive, not started, not ready. `role` is "prefill" or "decode".
+  // InvalidArgument (an option), Unavailable (the port).
+  static absl::StatusOr<std::unique_ptr<NodeRuntime>> Create(const NodeConfig& config,
+                                                             const std::string& role);
+  ~NodeRuntime();
+
+  // Loads the model and makes the engine; `step_logits` as in EngineOptions. Errors of
+  // ModelRunner::Load.
+  absl::StatusOr<std::unique_ptr<engine::Engine>> LoadEngine(int32_t step_rows,
+                                                             int32_t step_logits);
+
+  // The node serves: writes the announcement, answers /readyz with 200.
+  absl::Status SetReady(const std::string& control_endpoint);
+
+  // Blocks until a signal asks the process to end; then not ready, runs `drain` on the loop, and
+  // waits until `idle`, asked on the loop, says so or the drain timeout has passed. The loop is
+  // stopped when this returns: destroy what runs on it.
+  void RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,
+                       const std::function<bool()>& idle);
+
+  telemetry::Registry& registry() { return registry_; }
+  http::HealthPages& health() { return health_; }
+  Incarnation incarnation() const { return incarnation_; }
+  const std::string& model_name() const { return model_name_; }
+  int32_t max_context_tokens() const { return max_context_tokens_; }
+
+ private:
+  explicit NodeRuntime(const NodeConfig& config);
+
+  const NodeConfig config_;
+  const absl::Time began_ = SteadyClock::Instance().Now();
+  const Incarnation incarnation_ = RandomId();
+  StopSignal stop_;
+  telemetry::Registry registry_;
+  http::HealthPages health_{registry_, SteadyClock::Instance()};
+  http::Routes routes_;
+  std::unique_ptr<http::HttpServer> server_;
+  std::string http_host_;
+  std::string model_name_;
+  int32_t max_context_tokens_ = 0;
+};
+
+// Splits "host:port" or "[v6]:port". InvalidArgument names `option`.
+absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string& option,
+                                                               const std::string& text);
+
+}  // namespace lynx::node

@@ -1,0 +1,45 @@
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+
+#include "services/cli/bench.h"
+#include "services/cli/chat.h"
+#include "services/cli/up.h"
+
+namespace {
+
+int RunBench(int argc, const char* const* argv) {
+  return lynx::cli::RunBench(argc, argv, std::cout, std::cerr);
+}
+
+constexpr struct {
+  const char* name;
+  int (*run)(int argc, const char* const* argv);
+  const char* what;
+} kCommands[] = {
+    {"up", lynx::cli::RunUp, "run a whole cluster on this machine"},
+    {"chat", lynx::cli::RunChat, "talk to a cluster"},
+    {"bench", RunBench, "measure decode or prefill of one engine"},
+};
+
+int Usage(FILE* out, int status) {
+  std::fputs("usage: lynx COMMAND [--help | OPTIONS]\n\n", out);
+  for (const auto& command : kCommands) {
+    std::fprintf(out, "  %-8s %s\n", command.name, command.what);
+  }
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return Usage(stderr, 2);
+  if (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "help") == 0) {
+    return Usage(stdout, 0);
+  }
+  for (const auto& command : kCommands) {
+    if (std::strcmp(argv[1], command.name) == 0) return command.run(argc - 1, argv + 1);
+  }
+  std::fprintf(stderr, "lynx: no command '%s'\n", argv[1]);
+  return Usage(stderr, 2);
+}

@@ -1,0 +1,268 @@
+#include "services/cli/up.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/base/announcement.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/ids.h"
+#include "common/base/status_macros.h"
+#include "common/config/flag_set.h"
+#include "common/http/client.h"
+#include "services/cli/child_process.h"
+
+namespace lynx::cli {
+namespace {
+
+struct UpConfig {
+  std::string model;
+  int32_t prefill = 1;
+  int32_t decode = 1;
+  std::string host = "127.0.0.1";
+  int32_t port = 8080;
+  int32_t threads = 0;
+  std::string compute_dtype = "bf16";
+  std::string kv_dtype = "auto";
+  std::string announce;
+  absl::Duration start_timeout = absl::Minutes(10);
+  absl::Duration stop_timeout = absl::Seconds(60);
+};
+
+// Blocks the signals that end the cluster; Next() returns one that came, or nothing.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  std::optional<int> Next(absl::Duration wait) {
+    const timespec timeout = absl::ToTimespec(wait);
+    const int signal = sigtimedwait(&set_, nullptr, &timeout);
+    if (signal > 0) return signal;
+    return std::nullopt;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+class ScratchDirectory {
+ public:
+  ScratchDirectory()
+      : path_(std::filesystem::temp_directory_path() /
+              absl::StrCat("lynx-up-", HexId(RandomId()))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::filesystem::path path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+class LocalCluster {
+ public:
+  explicit LocalCluster(const UpConfig& config)
+      : config_(config), deadline_(SteadyClock::Instance().Now() + config.start_timeout) {}
+
+  // Cancelled: a signal came first.
+  absl::Status Start() {
+    const int32_t cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
+    const int32_t threads = config_.threads > 0
+                                ? config_.threads
+                                : std::max(1, cores / (config_.prefill + config_.decode));
+    std::vector<std::string> names;
+    for (const auto& [role, count] :
+         {std::pair<std::string, int32_t>("decode", config_.decode),
+          std::pair<std::string, int32_t>("prefill", config_.prefill)}) {
+      for (int32_t i = 0; i < count; ++i) {
+        const std::string name = absl::StrCat(role, "-", i);
+        LYNX_RETURN_IF_ERROR(
+            Launch(name, {absl::StrCat(ProgramDirectory(), "/lynx-", role), "--model",
+                          config_.model, "--control", "127.0.0.1:0", "--http", "127.0.0.1:0",
+                          "--threads", absl::StrCat(threads), "--compute-dtype",
+                          config_.compute_dtype, "--kv-dtype", config_.kv_dtype}));
+        names.push_back(name);
+      }
+    }
+    std::vector<std::string> prefill;
+    std::vector<std::string> decode;
+    for (const std::string& name : names) {
+      LYNX_ASSIGN_OR_RETURN(const Announcement announced, AwaitAnnouncement(name));
+      (name.starts_with("prefill") ? prefill : decode).push_back(announced.control);
+      nodes_.push_back({name, announced});
+    }
+    LYNX_RETURN_IF_ERROR(Launch(
+        "router", {absl::StrCat(ProgramDirectory(), "/lynx-router"), "--model", config_.model,
+                   "--listen", absl::StrCat(config_.host, ":", config_.port), "--prefill",
+                   absl::StrJoin(prefill, ","), "--decode", absl::StrJoin(decode, ",")}));
+    LYNX_ASSIGN_OR_RETURN(const Announcement router, AwaitAnnouncement("router"));
+    url_ = absl::StrCat("http://", router.http);
+    return AwaitReady();
+  }
+
+  const std::string& url() const { return url_; }
+  const std::vector<std::pair<std::string, Announcement>>& nodes() const { return nodes_; }
+
+  // The first child that has ended, and how.
+  std::optional<std::string> EndedChild() {
+    for (ChildProcess& child : children_) {
+      if (auto ended = child.Ended()) return absl::StrCat(child.name(), ": ", *ended);
+    }
+    return std::nullopt;
+  }
+
+  // Router first: it lets running streams finish while the nodes still serve. True when every
+  // process ended by itself with status 0.
+  bool Stop() {
+    bool clean = true;
+    for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
+      child->Terminate();
+      if (child->name() == "router") clean &= child->Stop(config_.stop_timeout);
+    }
+    for (ChildProcess& child : children_) clean &= child.Stop(config_.stop_timeout);
+    return clean;
+  }
+
+ private:
+  absl::Status Launch(const std::string& name, std::vector<std::string> argv) {
+    argv.insert(argv.end(), {"--announce", AnnouncementPath(name)});
+    LYNX_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(name, argv));
+    children_.push_back(std::move(child));
+    return absl::OkStatus();
+  }
+
+  std::string AnnouncementPath(const std::string& name) const {
+    return (scratch_.path() / name).string();
+  }
+
+  // Waits a little; an error when waiting further makes no sense.
+  absl::Status KeepWaiting(const std::string& what) {
+    if (signals_.Next(absl::Milliseconds(20))) return absl::CancelledError("interrupted");
+    if (auto ended = EndedChild()) {
+      return absl::UnavailableError(absl::StrCat(*ended, " while starting; see its log above"));
+    }
+    if (SteadyClock::Instance().Now() >= deadline_) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(what, " took longer than ", absl::FormatDuration(config_.start_timeout)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Announcement> AwaitAnnouncement(const std::string& name) {
+    for (;;) {
+      auto announced = ReadAnnouncement(AnnouncementPath(name));
+      if (announced.ok() || !absl::IsNotFound(announced.status())) return announced;
+      LYNX_RETURN_IF_ERROR(KeepWaiting("the start of " + name));
+    }
+  }
+
+  absl::Status AwaitReady() {
+    http::HttpClient client;
+    for (;;) {
+      const auto response = client.Get(url_ + "/readyz", {}, absl::Seconds(5));
+      if (response.ok() && response->status == 200) return absl::OkStatus();
+      LYNX_RETURN_IF_ERROR(KeepWaiting("readiness of the router"));
+    }
+  }
+
+  const UpConfig& config_;
+  const absl::Time deadline_;
+  StopSignals signals_;
+  ScratchDirectory scratch_;
+  std::vector<ChildProcess> children_;
+  std::vector<std::pair<std::string, Announcement>> nodes_;
+  std::string url_;
+
+ public:
+  StopSignals& signals() { return signals_; }
+};
+
+}  // namespace
+
+int RunUp(int argc, const char* const* argv) {
+  UpConfig config;
+  config::FlagSet flags("lynx up", "Runs a whole cluster on this machine until Ctrl-C or SIGTERM.");
+  flags.AddString("model", &config.model, "Hugging Face model folder (required)");
+  flags.AddInt("prefill", &config.prefill, {1, 64}, "prefill nodes");
+  flags.AddInt("decode", &config.decode, {1, 64}, "decode nodes");
+  flags.AddString("host", &config.host, "address the router listens on");
+  flags.AddInt("port", &config.port, {0, 65535}, "port the router listens on; 0 picks a free one");
+  flags.AddInt("threads", &config.threads, {0, 4096},
+               "compute threads of each node; 0 shares the machine's cores among them");
+  flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
+                  "precision of the nodes' arithmetic");
+  flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},
+                  "precision of the KV cache");
+  flags.AddString("announce", &config.announce,
+                  "file to write the cluster's addresses to once it is ready");
+  flags.AddDuration("start-timeout", &config.start_timeout, {absl::Seconds(1)},
+                    "give up when the cluster is not ready by then");
+  flags.AddDuration("stop-timeout", &config.stop_timeout, {absl::Seconds(1)},
+                    "kill a process that has not ended by then");
+  const auto outcome = flags.Parse(argc, argv);
+  if (!outcome.ok()) {
+    std::fprintf(stderr, "lynx up: %s\n", std::string(outcome.status().message()).c_str());
+    return 2;
+  }
+  if (*outcome == config::ParseOutcome::kPrinted) return 0;
+  if (config.model.empty()) {
+    std::fprintf(stderr, "lynx up: --model is required\n");
+    return 2;
+  }
+
+  LocalCluster cluster(config);
+  if (const absl::Status started = cluster.Start(); !started.ok()) {
+    if (!absl::IsCancelled(started)) {
+      std::fprintf(stderr, "lynx up: %s\n", std::string(started.message()).c_str());
+    }
+    cluster.Stop();
+    return absl::IsCancelled(started) ? 0 : 1;
+  }
+  std::printf("ready at %s\n", cluster.url().c_str());
+  for (const auto& [name, node] : cluster.nodes()) {
+    std::printf("  %s: metrics at http://%s/metrics\n", name.c_str(), node.http.c_str());
+  }
+  std::fflush(stdout);
+  if (!config.announce.empty()) {
+    std::string text = absl::StrCat("router=", cluster.url(), "\n");
+    for (const auto& [name, node] : cluster.nodes()) {
+      absl::StrAppend(&text, name, "=http://", node.http, "\n");
+    }
+    if (const absl::Status written = WriteFileAtomically(config.announce, text); !written.ok()) {
+      std::fprintf(stderr, "lynx up: %s\n", std::string(written.message()).c_str());
+      cluster.Stop();
+      return 1;
+    }
+  }
+  for (;;) {
+    if (cluster.signals().Next(absl::Milliseconds(200))) break;
+    if (auto ended = cluster.EndedChild()) {
+      std::fprintf(stderr, "lynx up: %s; stopping the cluster\n", ended->c_str());
+      cluster.Stop();
+      return 1;
+    }
+  }
+  return cluster.Stop() ? 0 : 1;
+}
+
+}  // namespace lynx::cli

@@ -1,0 +1,375 @@
+#include "services/decode/decode_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/node/sampling_wire.h"
+#include "common/telemetry/log.h"
+
+namespace lynx::decode {
+
+using node::NodeMetrics;
+
+DecodeNode::DecodeNode(const Options& options, engine::Engine& engine, node::StepExecutor& executor,
+                       EventLoop& loop, rpc::Channel& channel, NodeMetrics& metrics)
+    : options_(options),
+      engine_(engine),
+      executor_(executor),
+      loop_(loop),
+      metrics_(metrics),
+      control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
+               channel, *this),
+      scheduler_(options.scheduler) {}
+
+DecodeNode::~DecodeNode() = default;
+
+void DecodeNode::Start(KvReceiver& receiver) {
+  receiver_ = &receiver;
+  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks());
+  metrics_.SetState(proto::NODE_STATE_READY);
+  control_.Start();
+}
+
+void DecodeNode::Drain() {
+  draining_ = true;
+  metrics_.SetState(proto::NODE_STATE_DRAINING);
+  control_.BroadcastStatus();
+}
+
+proto::NodeStatus DecodeNode::Status() {
+  proto::NodeStatus status;
+  status.set_role(proto::ROLE_DECODE);
+  status.set_state(draining_ ? proto::NODE_STATE_DRAINING : proto::NODE_STATE_READY);
+  status.set_model_name(options_.model_name);
+  status.set_compatibility_hash(engine_.runner().compatibility_hash());
+  status.set_numeric_class(engine_.runner().numeric_class());
+  status.set_transfer_address(receiver_->engine().LocalAddress());
+  status.set_transport(receiver_->engine().TransportName());
+  status.set_vocab_size(engine_.options().vocab_size);
+  status.set_max_context_tokens(options_.max_context_tokens);
+  status.set_kv_blocks_total(engine_.pool().capacity_blocks());
+  status.set_kv_blocks_free(
+      std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
+  status.set_running_sequences(static_cast<int32_t>(streams_.size()));
+  status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
+  return status;
+}
+
+void DecodeNode::OnRequest(Incarnation router, const proto::Envelope& envelope) {
+  switch (envelope.body_case()) {
+    case proto::Envelope::kReserve:
+      OnReserve(router, envelope.reserve());
+      return;
+    case proto::Envelope::kCancel:
+      Cancel(envelope.cancel().sequence(), router);
+      return;
+    default:
+      Refuse(router, envelope.prefill().sequence(), proto::Refused::REASON_INVALID,
+             "a decode node takes no prompts");
+  }
+}
+
+void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
+  using proto::Refused;
+  const SequenceId id = request.sequence();
+  proto::Envelope reply;
+  reply.mutable_grant()->set_sequence(id);
+  if (auto grant = receiver_->FindGrant(id);
+      grant && grants_.contains(id) && grants_[id].router == router) {
+    *reply.mutable_grant()->mutable_grant() = *std::move(grant);
+    control_.Send(router, std::move(reply));
+    return;
+  }
+  if (streams_.contains(id) || grants_.contains(id)) {
+    return Refuse(router, id, Refused::REASON_DUPLICATE, "the sequence is already here");
+  }
+  if (draining_) return Refuse(router, id, Refused::REASON_NOT_READY, "draining");
+  const int64_t total = int64_t{request.prompt_tokens()} + request.max_new_tokens();
+  if (request.prompt_tokens() <= 0 || request.max_new_tokens() <= 0 ||
+      total > options_.max_context_tokens) {
+    return Refuse(
+        router, id, Refused::REASON_INVALID,
+        absl::StrCat(request.prompt_tokens(), " prompt and ", request.max_new_tokens(),
+                     " new tokens do not fit a context of ", options_.max_context_tokens));
+  }
+  // What the sequence may grow to must fit alone, or it could never finish. The last token is
+  // sampled but its KV is never written.
+  const int32_t capacity = engine_.pool().capacity_blocks();
+  if (kv::BlocksFor(total - 1) > capacity) {
+    return Refuse(router, id, Refused::REASON_TOO_LARGE,
+                  absl::StrCat(total, " tokens need ", kv::BlocksFor(total - 1),
+                               " KV blocks, this node has ", capacity));
+  }
+  const int64_t blocks =
+      std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
+  const auto sequences = static_cast<int32_t>(streams_.size() + grants_.size());
+  if (sequences >= options_.max_sequences) {
+    return Refuse(router, id, Refused::REASON_BUSY,
+                  absl::StrCat(sequences, " sequences are here, the limit"));
+  }
+  if (engine_.pool().free_blocks() < blocks + scheduler_.headroom_blocks()) {
+    return Refuse(
+        router, id, Refused::REASON_BUSY,
+        absl::StrCat(blocks, " KV blocks asked, ", engine_.pool().free_blocks(), " free, of which ",
+                     scheduler_.headroom_blocks(), " are kept for running sequences"));
+  }
+  auto lease = engine_.pool().Acquire(blocks);
+  LYNX_CHECK(lease.ok());  // This loop is the only taker, and it has just looked.
+  const absl::Duration lease_time =
+      std::min(absl::Milliseconds(request.lease_ms()), options_.max_lease);
+  auto grant = receiver_->Reserve({.sequence = id,
+                                   .router = router,
+                                   .prompt_tokens = request.prompt_tokens(),
+                                   .lease_time = lease_time,
+                                   .lease = *std::move(lease)});
+  if (!grant.ok()) {
+    return Refuse(
+        router, id,
+        absl::IsInvalidArgument(grant.status()) ? Refused::REASON_INVALID : Refused::REASON_BUSY,
+        std::string(grant.status().message()));
+  }
+  grants_[id] = {router, blocks, lease_time};
+  granted_blocks_ += blocks;
+  UpdateGauges();
+  *reply.mutable_grant()->mutable_grant() = *std::move(grant);
+  control_.Send(router, std::move(reply));
+}
+
+void DecodeNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
+                        const std::string& message) {
+  proto::Envelope envelope;
+  proto::Refused& refused = *envelope.mutable_refused();
+  refused.set_sequence(id);
+  refused.set_reason(reason);
+  refused.set_message(message);
+  control_.Send(router, std::move(envelope));
+}
+
+void DecodeNode::OnAdopt(Adopted adopted) {
+  const SequenceId id = adopted.sequence;
+  auto grant = grants_.find(id);
+  LYNX_CHECK(grant != grants_.end() && !streams_.contains(id));
+  granted_blocks_ -= grant->second.blocks;
+  grants_.erase(grant);
+
+  engine::SamplingParams params = node::SamplingFromWire(adopted.body.sampling());
+  params.prompt_logprobs = false;  // Prefill has reported them.
+  const TokenId first = adopted.body.first_token().id();
+  const auto prompt_tokens = static_cast<int32_t>(adopted.body.prompt_size());
+  auto sequence = engine::Sequence::Create(
+      {adopted.body.prompt().begin(), adopted.body.prompt().end()}, std::move(params),
+      {.vocab_size = engine_.options().vocab_size,
+       .max_context_tokens = options_.max_context_tokens},
+      std::span(&first, 1));
+  absl::Status status = sequence.status();
+  if (status.ok() && (*sequence)->finished()) {
+    status = absl::InvalidArgumentError("a finished sequence was handed off");
+  }
+  if (!status.ok()) {
+    SendFailure(adopted.router, id, status, 1);
+    UpdateGauges();
+    return;
+  }
+  const auto blocks = static_cast<int32_t>(adopted.lease.blocks().size());
+  (*sequence)->AdoptKv(std::move(adopted.lease), prompt_tokens);
+  metrics_.prompt_tokens_transferred.Increment(prompt_tokens);
+  scheduler_.Add(id, prompt_tokens + 1, blocks);
+  Stream& stream = streams_[id];
+  stream.router = adopted.router;
+  stream.sequence = *std::move(sequence);
+  MaybeStep();
+}
+
+void DecodeNode::OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) {
+  auto grant = grants_.find(sequence);
+  LYNX_CHECK(grant != grants_.end());
+  granted_blocks_ -= grant->second.blocks;
+  grants_.erase(grant);
+  SendFailure(router, sequence, status, 0);
+  UpdateGauges();
+}
+
+void DecodeNode::Cancel(SequenceId id, Incarnation router) {
+  if (auto grant = grants_.find(id); grant != grants_.end() && grant->second.router == router) {
+    const absl::Time began = loop_.Now();
+    granted_blocks_ -= grant->second.blocks;
+    grants_.erase(grant);
+    receiver_->Cancel(id);
+    metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - began));
+    metrics_.OnFinished(NodeMetrics::FinishReason::kAbort);
+    proto::Terminal terminal;
+    terminal.set_kind(proto::Terminal::KIND_CANCELLED);
+    SendTerminal(router, id, std::move(terminal));
+    UpdateGauges();
+    return;
+  }
+  auto it = streams_.find(id);
+  if (it == streams_.end() || it->second.router != router) return;
+  Stream& stream = it->second;
+  if (stream.sequence->cancelled()) return;
+  stream.sequence->Cancel();
+  stream.cancelled = loop_.Now();
+  if (!stream.in_step) {
+    Erase(id);
+    MaybeStep();
+  }
+}
+
+void DecodeNode::OnRouterAlive(Incarnation router) {
+  absl::Duration lease = absl::ZeroDuration();
+  for (const auto& [id, grant] : grants_) {
+    if (grant.router == router) lease = std::max(lease, grant.lease);
+  }
+  if (lease > absl::ZeroDuration()) receiver_->Extend(router, lease);
+}
+
+void DecodeNode::OnRouterLost(Incarnation router) {
+  std::vector<SequenceId> lost;
+  for (const auto& [id, grant] : grants_) {
+    if (grant.router == router) lost.push_back(id);
+  }
+  for (const auto& [id, stream] : streams_) {
+    if (stream.router == router) lost.push_back(id);
+  }
+  for (SequenceId id : lost) Cancel(id, router);
+}
+
+void DecodeNode::MaybeStep() {
+  if (stepping_) return;
+  const DecodeScheduler::Step step = scheduler_.Next(engine_.pool().free_blocks());
+  for (SequenceId id : step.preempt) {
+    streams_.at(id).sequence->Preempt();
+    metrics_.preemptions.Increment();
+  }
+  for (const auto& [id, more] : step.grow) {
+    engine::Sequence& sequence = *streams_.at(id).sequence;
+    const absl::Status grown =
+        sequence.EnsureBlocks(engine_.pool(), static_cast<int64_t>(sequence.tokens().size()));
+    LYNX_CHECK_MSG(grown.ok(), std::string(grown.message()));  // The plan counted the free ones.
+  }
+  UpdateGauges();
+  if (step.work.empty()) return;
+  step_ids_.clear();
+  items_.clear();
+  for (const DecodeScheduler::Work& work : step.work) {
+    Stream& stream = streams_.at(work.id);
+    stream.in_step = true;
+    step_ids_.push_back(work.id);
+    items_.push_back({stream.sequence.get(), work.rows});
+  }
+  stepping_ = true;
+  step_began_ = loop_.Now();
+  executor_.Run([this] { step_status_ = engine_.Step(items_); }, [this] { OnStepDone(); });
+}
+
+void DecodeNode::OnStepDone() {
+  stepping_ = false;
+  std::map<Incarnation, proto::Envelope> batches;
+  std::vector<std::pair<SequenceId, proto::Terminal>> finished;
+  int64_t rows = 0;
+  for (size_t i = 0; i < step_ids_.size(); ++i) {
+    const SequenceId id = step_ids_[i];
+    Stream& stream = streams_.at(id);
+    stream.in_step = false;
+    rows += items_[i].tokens;
+    if (stream.sequence->cancelled()) {
+      Erase(id);
+      continue;
+    }
+    absl::Status status = step_status_;
+    if (status.ok()) status = engine_.results()[i].status;
+    if (!status.ok()) {
+      if (absl::IsInternal(status)) metrics_.bad_logits.Increment();
+      SendFailure(stream.router, id, status,
+                  static_cast<int64_t>(stream.sequence->output().size()));
+      scheduler_.Remove(id);
+      streams_.erase(id);
+      continue;
+    }
+    const engine::ItemResult& result = engine_.results()[i];
+    if (!result.has_token) continue;
+    metrics_.output_tokens.Increment();
+    const engine::Sequence& sequence = *stream.sequence;
+    const bool stopped = sequence.finish_reason() == engine::FinishReason::kStop;
+    if (!stopped) {
+      auto& entry = *batches[stream.router].mutable_token_batch()->add_entries();
+      entry.set_sequence(id);
+      entry.set_position(static_cast<uint32_t>(sequence.output().size() - 1));
+      *entry.add_tokens() = node::TokenToWire(result.token);
+    }
+    if (!sequence.finished()) {
+      scheduler_.OnToken(id);
+      continue;
+    }
+    proto::Terminal terminal;
+    terminal.set_kind(proto::Terminal::KIND_FINISHED);
+    terminal.set_finish_reason(stopped ? proto::Terminal::FINISH_REASON_STOP
+                                       : proto::Terminal::FINISH_REASON_LENGTH);
+    terminal.set_output_tokens(static_cast<uint32_t>(sequence.output().size()));
+    finished.emplace_back(id, std::move(terminal));
+    metrics_.OnFinished(stopped ? NodeMetrics::FinishReason::kStop
+                                : NodeMetrics::FinishReason::kLength);
+  }
+  if (step_status_.ok()) {
+    metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows,
+                    absl::ToDoubleSeconds(loop_.Now() - step_began_));
+    for (int32_t experts : engine_.runner().stats().active_experts) {
+      if (experts > 0) metrics_.active_experts.Observe(experts);
+    }
+  }
+  // A sequence's last tokens go out before its last word.
+  for (auto& [router, envelope] : batches) control_.Send(router, std::move(envelope));
+  for (auto& [id, terminal] : finished) {
+    SendTerminal(streams_.at(id).router, id, std::move(terminal));
+    scheduler_.Remove(id);
+    streams_.erase(id);
+  }
+  MaybeStep();
+}
+
+void DecodeNode::SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal) {
+  proto::Envelope envelope;
+  *envelope.mutable_terminal() = std::move(terminal);
+  envelope.mutable_terminal()->set_sequence(id);
+  control_.Send(router, std::move(envelope));
+}
+
+void DecodeNode::SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
+                             int64_t output_tokens) {
+  telemetry::LogWarning("sequence failed",
+                        {{"sequence", HexId(id)}, {"status", std::string(status.ToString())}});
+  metrics_.OnFinished(NodeMetrics::FinishReason::kError);
+  proto::Terminal terminal;
+  terminal.set_kind(proto::Terminal::KIND_FAILED);
+  terminal.set_status_code(static_cast<uint32_t>(status.code()));
+  terminal.set_message(std::string(status.message()));
+  terminal.set_output_tokens(static_cast<uint32_t>(output_tokens));
+  SendTerminal(router, id, std::move(terminal));
+}
+
+// Ends a cancelled stream that is in no step: its blocks return here.
+void DecodeNode::Erase(SequenceId id) {
+  auto it = streams_.find(id);
+  proto::Terminal terminal;
+  terminal.set_kind(proto::Terminal::KIND_CANCELLED);
+  terminal.set_output_tokens(static_cast<uint32_t>(it->second.sequence->output().size()));
+  const Incarnation router = it->second.router;
+  const absl::Time cancelled = it->second.cancelled;
+  scheduler_.Remove(id);
+  streams_.erase(it);
+  metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - cancelled));
+  metrics_.OnFinished(NodeMetrics::FinishReason::kAbort);
+  SendTerminal(router, id, std::move(terminal));
+  UpdateGauges();
+}
+
+void DecodeNode::UpdateGauges() {
+  const int64_t free = engine_.pool().free_blocks();
+  metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free - granted_blocks_,
+                     granted_blocks_);
+  metrics_.SetLoad(scheduler_.running(), scheduler_.sequences() - scheduler_.running());
+}
+
+}  // namespace lynx::decode

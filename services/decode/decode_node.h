@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/concurrency/event_loop.h"
+#include "common/engine/engine.h"
+#include "common/node/node_control.h"
+#include "common/node/node_metrics.h"
+#include "common/node/step_executor.h"
+#include "common/proto/control.pb.h"
+#include "services/decode/handoff/kv_receiver.h"
+#include "services/decode/scheduler/decode_scheduler.h"
+
+namespace lynx::decode {
+
+// A decode node: grants room, adopts sequences whose KV has arrived, advances them all by a token a
+// step and streams the tokens to their routers. Everything decides on the node's loop; steps run on
+// the executor.
+class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver::Handler {
+ public:
+  struct Options {
+    Incarnation incarnation = 0;
+    std::string model_name;
+    int32_t max_context_tokens = 0;
+    int32_t max_sequences = 512;  // Granted and running together.
+    DecodeScheduler::Options scheduler;
+    absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
+    absl::Duration router_timeout = absl::Seconds(10);
+  };
+
+  // All references outlive the node; the executor's running step must have ended before the node
+  // is destroyed, so destroy the executor first.
+  DecodeNode(const Options& options, engine::Engine& engine, node::StepExecutor& executor,
+             EventLoop& loop, rpc::Channel& channel, node::NodeMetrics& metrics);
+  ~DecodeNode() override;
+
+  // The calls below and all work happen on the loop. `receiver`, whose handler is this node,
+  // outlives it.
+  void Start(KvReceiver& receiver);
+  // Grants nothing more; what was granted goes on.
+  void Drain();
+  bool idle() const { return streams_.empty() && grants_.empty(); }
+
+  void OnAdopt(Adopted adopted) override;
+  void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) override;
+
+ private:
+  // An adopted sequence.
+  struct Stream {
+    Incarnation router = 0;
+    std::unique_ptr<engine::Sequence> sequence;
+    absl::Time cancelled = absl::InfiniteFuture();
+    bool in_step = false;
+  };
+
+  proto::NodeStatus Status() override;
+  void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
+  void OnRouterLost(Incarnation router) override;
+  void OnRouterAlive(Incarnation router) override;
+
+  void OnReserve(Incarnation router, const proto::Reserve& request);
+  void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
+              const std::string& message);
+  void Cancel(SequenceId id, Incarnation router);
+  void MaybeStep();
+  void OnStepDone();
+  void SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal);
+  void SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
+                   int64_t output_tokens);
+  void Erase(SequenceId id);
+  void UpdateGauges();
+
+  const Options options_;
+  engine::Engine& engine_;
+  node::StepExecutor& executor_;
+  EventLoop& loop_;
+  node::NodeMetrics& metrics_;
+  node::NodeControl control_;
+  KvReceiver* receiver_ = nullptr;
+  DecodeScheduler scheduler_;
+  std::map<SequenceId, Stream> streams_;
+  struct Granted {
+    Incarnation router;
+    int64_t blocks;
+    absl::Duration lease;
+  };
+  std::map<SequenceId, Granted> grants_;  // Not adopted yet; the receiver holds their leases.
+  int64_t granted_blocks_ = 0;
+  bool draining_ = false;
+
+  // The running step.
+  bool stepping_ = false;
+  std::vector<SequenceId> step_ids_;
+  std::vector<engine::WorkItem> items_;
+  absl::Time step_began_;
+  absl::Status step_status_;  // Written by the step, read after it.
+};
+
+}  // namespace lynx::decode

@@ -1,0 +1,364 @@
+#include "services/prefill/prefill_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/node/sampling_wire.h"
+#include "common/telemetry/log.h"
+
+namespace lynx::prefill {
+namespace {
+
+proto::Terminal TerminalOf(proto::Terminal::Kind kind) {
+  proto::Terminal terminal;
+  terminal.set_kind(kind);
+  return terminal;
+}
+
+}  // namespace
+
+PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
+                         node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
+                         node::NodeMetrics& metrics)
+    : options_(options),
+      engine_(engine),
+      sender_(sender),
+      executor_(executor),
+      loop_(loop),
+      metrics_(metrics),
+      control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
+               channel, *this),
+      scheduler_(options.scheduler) {}
+
+PrefillNode::~PrefillNode() {
+  for (auto& [id, job] : jobs_) loop_.CancelTimer(job.deadline_timer);
+}
+
+void PrefillNode::Start() {
+  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks());
+  metrics_.SetState(proto::NODE_STATE_READY);
+  control_.Start();
+}
+
+void PrefillNode::Drain() {
+  draining_ = true;
+  metrics_.SetState(proto::NODE_STATE_DRAINING);
+  control_.BroadcastStatus();
+}
+
+proto::NodeStatus PrefillNode::Status() {
+  proto::NodeStatus status;
+  status.set_role(proto::ROLE_PREFILL);
+  status.set_state(draining_ ? proto::NODE_STATE_DRAINING : proto::NODE_STATE_READY);
+  status.set_model_name(options_.model_name);
+  status.set_compatibility_hash(engine_.runner().compatibility_hash());
+  status.set_numeric_class(engine_.runner().numeric_class());
+  status.set_transfer_address(sender_.engine().LocalAddress());
+  status.set_transport(sender_.engine().TransportName());
+  status.set_vocab_size(engine_.options().vocab_size);
+  status.set_max_context_tokens(options_.max_context_tokens);
+  status.set_kv_blocks_total(engine_.pool().capacity_blocks());
+  status.set_kv_blocks_free(engine_.pool().free_blocks());
+  status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - scheduler_.waiting());
+  status.set_waiting_sequences(scheduler_.waiting());
+  status.set_queued_prompt_tokens(scheduler_.queued_tokens());
+  return status;
+}
+
+void PrefillNode::OnRequest(Incarnation router, const proto::Envelope& envelope) {
+  switch (envelope.body_case()) {
+    case proto::Envelope::kPrefill:
+      OnPrefill(router, envelope.prefill());
+      return;
+    case proto::Envelope::kCancel: {
+      auto it = jobs_.find(envelope.cancel().sequence());
+      if (it != jobs_.end() && it->second.router == router) Cancel(it->first);
+      return;
+    }
+    default:
+      Refuse(router, envelope.reserve().sequence(), proto::Refused::REASON_INVALID,
+             "a prefill node grants no room");
+  }
+}
+
+void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
+  using proto::Refused;
+  const SequenceId id = request.sequence();
+  if (jobs_.contains(id)) {
+    return Refuse(router, id, Refused::REASON_DUPLICATE, "the sequence is already here");
+  }
+  if (draining_) return Refuse(router, id, Refused::REASON_NOT_READY, "draining");
+  if (request.grant().compatibility_hash() != engine_.runner().compatibility_hash()) {
+    return Refuse(router, id, Refused::REASON_INCOMPATIBLE,
+                  absl::StrCat("the grant is for KV ", request.grant().compatibility_hash(),
+                               ", this node makes ", engine_.runner().compatibility_hash()));
+  }
+  auto params = node::SamplingFromWire(request.sampling());
+  auto sequence = engine::Sequence::Create({request.tokens().begin(), request.tokens().end()},
+                                           std::move(params),
+                                           {.vocab_size = engine_.options().vocab_size,
+                                            .max_context_tokens = options_.max_context_tokens});
+  if (!sequence.ok()) {
+    return Refuse(router, id, Refused::REASON_INVALID, std::string(sequence.status().message()));
+  }
+  const int32_t tokens = request.tokens_size();
+  if (kv::BlocksFor(tokens) > engine_.pool().capacity_blocks()) {
+    return Refuse(router, id, Refused::REASON_TOO_LARGE,
+                  absl::StrCat(tokens, " prompt tokens need ", kv::BlocksFor(tokens),
+                               " KV blocks, this node has ", engine_.pool().capacity_blocks()));
+  }
+  const absl::Status queued =
+      scheduler_.Add(id, tokens, /*all_logits=*/request.sampling().prompt_logprobs());
+  if (!queued.ok()) {
+    return Refuse(router, id, Refused::REASON_BUSY, std::string(queued.message()));
+  }
+
+  Job& job = jobs_[id];
+  job.id = id;
+  job.router = router;
+  job.sequence = *std::move(sequence);
+  job.grant = request.grant();
+  job.sampling = request.sampling();
+  job.arrived = loop_.Now();
+  const absl::Duration allowed =
+      std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
+  job.deadline = job.arrived + allowed;
+  job.deadline_timer = loop_.RunAfter(allowed, [this, id] {
+    auto it = jobs_.find(id);
+    if (it == jobs_.end() || it->second.ended) return;
+    Fail(it->second, absl::DeadlineExceededError("the prompt was not handed off in time"));
+    EraseIfDone(id);
+  });
+  MaybeStep();
+}
+
+void PrefillNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
+                         const std::string& message) {
+  proto::Envelope envelope;
+  proto::Refused& refused = *envelope.mutable_refused();
+  refused.set_sequence(id);
+  refused.set_reason(reason);
+  refused.set_message(message);
+  control_.Send(router, std::move(envelope));
+}
+
+// Leases the prompt's blocks and opens its hand-off. False: no room yet. Called while the scheduler
+// plans, so a hand-off that cannot be opened is only noted; MaybeStep ends the job.
+bool PrefillNode::StartJob(SequenceId id) {
+  Job& job = jobs_.at(id);
+  const absl::Status leased = job.sequence->EnsureBlocks(
+      engine_.pool(), static_cast<int64_t>(job.sequence->prompt().size()));
+  if (!leased.ok()) return false;
+  metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.arrived));
+  auto handoff = sender_.Begin(job.grant, job.deadline, [this, id](const absl::Status& status) {
+    OnHandoffDone(id, status);
+  });
+  if (!handoff.ok()) {
+    job.start_status = handoff.status();
+    return true;
+  }
+  job.handoff = *handoff;
+  job.handoff_open = true;
+  return true;
+}
+
+void PrefillNode::MaybeStep() {
+  if (stepping_) return;
+  do {
+    chunks_ = scheduler_.Next([this](SequenceId id) { return StartJob(id); });
+    std::erase_if(chunks_, [this](const PrefillScheduler::Chunk& chunk) {
+      Job& job = jobs_.at(chunk.id);
+      if (job.start_status.ok()) return false;
+      Fail(job, job.start_status);
+      EraseIfDone(chunk.id);
+      return true;
+    });
+  } while (chunks_.empty() && scheduler_.jobs() > scheduler_.waiting());
+  UpdateGauges();
+  if (chunks_.empty()) return;
+
+  items_.clear();
+  for (const PrefillScheduler::Chunk& chunk : chunks_) {
+    Job& job = jobs_.at(chunk.id);
+    job.in_step = true;
+    items_.push_back({job.sequence.get(), chunk.rows});
+  }
+  stepping_ = true;
+  step_began_ = loop_.Now();
+  executor_.Run([this] { step_status_ = engine_.Step(items_, this); }, [this] { OnStepDone(); });
+}
+
+void PrefillNode::OnLayerDone(int32_t layer, std::span<const engine::WorkItem>) {
+  loop_.Post([this, layer] { PushLayer(layer); });
+}
+
+// A chunk's full blocks go out as soon as a layer of it is done; the block it leaves half full goes
+// with the chunk that fills it, or with the last one.
+void PrefillNode::PushLayer(int32_t layer) {
+  for (const PrefillScheduler::Chunk& chunk : chunks_) {
+    Job& job = jobs_.at(chunk.id);
+    if (job.ended || !job.handoff_open) continue;
+    const int32_t end = chunk.start + chunk.rows;
+    const int32_t first =
+        std::max(chunk.start / kv::kBlockTokens, job.grant.held_prefix_tokens() / kv::kBlockTokens);
+    const int32_t past =
+        chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens;
+    if (past <= first) continue;
+    const absl::Status pushed =
+        sender_.Push(job.handoff, layer, first,
+                     job.sequence->blocks().subspan(static_cast<size_t>(first),
+                                                    static_cast<size_t>(past - first)));
+    // NotFound: the hand-off has just ended, and its Done says why.
+    LYNX_CHECK_MSG(pushed.ok() || absl::IsNotFound(pushed), std::string(pushed.message()));
+  }
+}
+
+void PrefillNode::OnStepDone() {
+  stepping_ = false;
+  const std::vector<PrefillScheduler::Chunk> chunks = std::move(chunks_);
+  chunks_.clear();
+  int64_t rows = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    Job& job = jobs_.at(chunks[i].id);
+    job.in_step = false;
+    rows += chunks[i].rows;
+    if (job.ended) {
+      // Ended while the step ran; its blocks wait for the hand-off only.
+    } else if (!step_status_.ok()) {
+      Fail(job, step_status_);
+    } else if (const engine::ItemResult& result = engine_.results()[i]; !result.status.ok()) {
+      if (absl::IsInternal(result.status)) metrics_.bad_logits.Increment();
+      Fail(job, result.status);
+    } else {
+      metrics_.prompt_tokens_computed.Increment(chunks[i].rows);
+      OnPromptDone(job, result);
+    }
+  }
+  if (step_status_.ok()) {
+    metrics_.OnStep(static_cast<int64_t>(chunks.size()), rows,
+                    absl::ToDoubleSeconds(loop_.Now() - step_began_));
+    for (int32_t experts : engine_.runner().stats().active_experts) {
+      if (experts > 0) metrics_.active_experts.Observe(experts);
+    }
+  }
+  for (const PrefillScheduler::Chunk& chunk : chunks) EraseIfDone(chunk.id);
+  MaybeStep();
+}
+
+void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
+  for (const engine::SampledToken& token : result.prompt_logprobs) {
+    *job.first.add_prompt() = node::TokenToWire(token);
+  }
+  if (!result.has_token) return;
+  metrics_.output_tokens.Increment();
+  const bool stopped = job.sequence->finish_reason() == engine::FinishReason::kStop;
+  const proto::Token token = node::TokenToWire(result.token);
+  proto::Envelope envelope;
+  proto::FirstToken& first = *envelope.mutable_first_token();
+  first = std::move(job.first);
+  first.set_sequence(job.id);
+  if (!stopped) *first.mutable_token() = token;
+  control_.Send(job.router, std::move(envelope));
+
+  if (job.sequence->finished()) {
+    proto::Terminal terminal = TerminalOf(proto::Terminal::KIND_FINISHED);
+    terminal.set_finish_reason(stopped ? proto::Terminal::FINISH_REASON_STOP
+                                       : proto::Terminal::FINISH_REASON_LENGTH);
+    metrics_.OnFinished(stopped ? node::NodeMetrics::FinishReason::kStop
+                                : node::NodeMetrics::FinishReason::kLength);
+    End(job, terminal);
+    return;
+  }
+  proto::CommitBody body;
+  body.set_sequence(job.id);
+  body.mutable_prompt()->Assign(job.sequence->prompt().begin(), job.sequence->prompt().end());
+  *body.mutable_sampling() = job.sampling;
+  *body.mutable_first_token() = token;
+  body.set_router(job.router);
+  body.set_blocks(
+      static_cast<int32_t>(kv::BlocksFor(static_cast<int64_t>(job.sequence->prompt().size()))));
+  const absl::Status committed = sender_.Commit(job.handoff, body);
+  LYNX_CHECK_MSG(committed.ok() || absl::IsNotFound(committed), std::string(committed.message()));
+}
+
+void PrefillNode::OnHandoffDone(SequenceId id, const absl::Status& status) {
+  Job& job = jobs_.at(id);
+  job.handoff_open = false;
+  if (!job.ended) {
+    if (status.ok()) {
+      metrics_.OnFinished(node::NodeMetrics::FinishReason::kHandOff);
+      End(job, TerminalOf(proto::Terminal::KIND_HANDED_OFF));
+    } else {
+      Fail(job, status);
+    }
+  }
+  EraseIfDone(id);
+  MaybeStep();
+}
+
+void PrefillNode::Cancel(SequenceId id) {
+  Job& job = jobs_.at(id);
+  if (job.ended) return;
+  job.cancelled = loop_.Now();
+  metrics_.OnFinished(node::NodeMetrics::FinishReason::kAbort);
+  End(job, TerminalOf(proto::Terminal::KIND_CANCELLED));
+  EraseIfDone(id);
+  MaybeStep();
+}
+
+void PrefillNode::OnRouterLost(Incarnation router) {
+  std::vector<SequenceId> lost;
+  for (const auto& [id, job] : jobs_) {
+    if (job.router == router) lost.push_back(id);
+  }
+  for (SequenceId id : lost) {
+    if (jobs_.contains(id)) Cancel(id);
+  }
+}
+
+void PrefillNode::End(Job& job, const proto::Terminal& terminal) {
+  LYNX_CHECK(!job.ended);
+  job.ended = true;
+  job.sequence->Cancel();  // A running step need not finish for it.
+  scheduler_.Remove(job.id);
+  loop_.CancelTimer(job.deadline_timer);
+  if (job.handoff_open) sender_.Abort(job.handoff, "the sequence ended on the prefill node");
+  proto::Envelope envelope;
+  *envelope.mutable_terminal() = terminal;
+  envelope.mutable_terminal()->set_sequence(job.id);
+  envelope.mutable_terminal()->set_output_tokens(
+      static_cast<uint32_t>(job.sequence->output().size()));
+  control_.Send(job.router, std::move(envelope));
+}
+
+void PrefillNode::Fail(Job& job, const absl::Status& status) {
+  telemetry::LogWarning("prefill failed",
+                        {{"sequence", HexId(job.id)}, {"status", std::string(status.ToString())}});
+  metrics_.OnFinished(node::NodeMetrics::FinishReason::kError);
+  proto::Terminal terminal = TerminalOf(proto::Terminal::KIND_FAILED);
+  terminal.set_status_code(static_cast<uint32_t>(status.code()));
+  terminal.set_message(std::string(status.message()));
+  End(job, terminal);
+}
+
+void PrefillNode::EraseIfDone(SequenceId id) {
+  auto it = jobs_.find(id);
+  if (it == jobs_.end()) return;
+  const Job& job = it->second;
+  if (!job.ended || job.in_step || job.handoff_open) return;
+  if (job.cancelled != absl::InfiniteFuture()) {
+    metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.cancelled));
+  }
+  jobs_.erase(it);
+  UpdateGauges();
+}
+
+void PrefillNode::UpdateGauges() {
+  const int32_t free = engine_.pool().free_blocks();
+  metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free, 0);
+  metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - scheduler_.waiting(), scheduler_.waiting());
+}
+
+}  // namespace lynx::prefill

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/concurrency/event_loop.h"
+#include "common/engine/engine.h"
+#include "common/node/node_control.h"
+#include "common/node/node_metrics.h"
+#include "common/node/step_executor.h"
+#include "common/proto/control.pb.h"
+#include "services/prefill/handoff/kv_sender.h"
+#include "services/prefill/scheduler/prefill_scheduler.h"
+
+namespace lynx::prefill {
+
+// A prefill node: computes prompts, hands their KV to the decode nodes that granted room, and tells
+// routers the first tokens. Everything decides on the node's loop; steps run on the executor.
+//
+// A prompt's blocks return when nothing reads them any more: after its last step and after its
+// hand-off has reported its end, whatever happened to the prompt before.
+class PrefillNode final : private node::NodeControl::Delegate, private engine::StepListener {
+ public:
+  struct Options {
+    Incarnation incarnation = 0;
+    std::string model_name;
+    int32_t max_context_tokens = 0;
+    PrefillScheduler::Options scheduler;
+    absl::Duration max_prefill_time = absl::Minutes(10);  // Caps the deadline a router asks for.
+    absl::Duration router_timeout = absl::Seconds(10);
+  };
+
+  // All references outlive the node; the executor's running step must have ended before the node
+  // is destroyed, so destroy the executor first.
+  PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
+              node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
+              node::NodeMetrics& metrics);
+  ~PrefillNode() override;
+
+  // The calls below and all work happen on the loop.
+  void Start();
+  // Takes no more prompts; those here go on.
+  void Drain();
+  bool idle() const { return jobs_.empty(); }
+
+ private:
+  // One prompt, from its arrival until its blocks have returned.
+  struct Job {
+    SequenceId id = 0;
+    Incarnation router = 0;
+    std::unique_ptr<engine::Sequence> sequence;
+    proto::GrantInfo grant;
+    proto::SamplingParams sampling;  // As received, for the commit.
+    proto::FirstToken first;         // Collects the prompt's log-probabilities.
+    absl::Time arrived;
+    absl::Time deadline;
+    absl::Time cancelled = absl::InfiniteFuture();
+    TimerId deadline_timer = 0;
+    KvSender::HandoffId handoff = 0;
+    bool handoff_open = false;  // The sender may still read the blocks.
+    absl::Status start_status;  // Why the hand-off could not be opened.
+    bool in_step = false;
+    bool ended = false;  // The router has had its terminal.
+  };
+
+  proto::NodeStatus Status() override;
+  void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
+  void OnRouterLost(Incarnation router) override;
+  void OnRouterAlive(Incarnation) override {}
+  void OnLayerDone(int32_t layer, std::span<const engine::WorkItem> items) override;
+
+  void OnPrefill(Incarnation router, const proto::Prefill& request);
+  void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
+              const std::string& message);
+  bool StartJob(SequenceId id);
+  void MaybeStep();
+  void PushLayer(int32_t layer);
+  void OnStepDone();
+  void OnPromptDone(Job& job, const engine::ItemResult& result);
+  void OnHandoffDone(SequenceId id, const absl::Status& status);
+  void Cancel(SequenceId id);
+  // Says the node's last word on the sequence and gives its hand-off up unless it succeeded.
+  void End(Job& job, const proto::Terminal& terminal);
+  void Fail(Job& job, const absl::Status& status);
+  // Frees the job once nothing uses its blocks.
+  void EraseIfDone(SequenceId id);
+  void UpdateGauges();
+
+  const Options options_;
+  engine::Engine& engine_;
+  KvSender& sender_;
+  node::StepExecutor& executor_;
+  EventLoop& loop_;
+  node::NodeMetrics& metrics_;
+  node::NodeControl control_;
+  PrefillScheduler scheduler_;
+  std::map<SequenceId, Job> jobs_;
+  bool draining_ = false;
+
+  // The running step.
+  bool stepping_ = false;
+  std::vector<PrefillScheduler::Chunk> chunks_;
+  std::vector<engine::WorkItem> items_;
+  absl::Time step_began_;
+  absl::Status step_status_;  // Written by the step, read after it.
+};
+
+}  // namespace lynx::prefill

@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/engine/local_generator.h"
+#include "common/node/sampling_wire.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/sim_cluster.h"
+
+namespace lynx {
+namespace {
+
+using ::lynx::testing::LoadEngine;
+using ::lynx::testing::PlainSampling;
+using ::lynx::testing::RecordingSink;
+using ::lynx::testing::SimCluster;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Ask {
+  std::vector<TokenId> prompt;
+  proto::SamplingParams sampling;
+};
+
+// Requests of mixed lengths and settings; a pure function of the seed.
+std::vector<Ask> MixedAsks(int count, uint32_t seed, uint32_t max_prompt = 150,
+                           uint32_t max_new = 40) {
+  std::mt19937 rng(seed);
+  std::vector<Ask> asks;
+  for (int i = 0; i < count; ++i) {
+    Ask ask;
+    const size_t length = 1 + rng() % max_prompt;
+    for (size_t t = 0; t < length; ++t) ask.prompt.push_back(static_cast<TokenId>(rng() % 4093));
+    ask.sampling = PlainSampling(static_cast<int32_t>(1 + rng() % max_new));
+    ask.sampling.set_seed(rng());
+    ask.sampling.set_choice_index(static_cast<uint32_t>(rng() % 3));
+    switch (i % 5) {
+      case 1:
+        ask.sampling.set_temperature(0.8f);
+        ask.sampling.set_top_p(0.9f);
+        break;
+      case 2:
+        ask.sampling.set_temperature(1.2f);
+        ask.sampling.set_top_k(20);
+        ask.sampling.set_presence_penalty(0.7f);
+        ask.sampling.set_frequency_penalty(0.3f);
+        break;
+      case 3:
+        ask.sampling.set_temperature(1.0f);
+        ask.sampling.set_min_p(0.05f);
+        ask.sampling.set_repetition_penalty(1.2f);
+        ask.sampling.set_top_logprobs(3);
+        break;
+      case 4:
+        ask.sampling.add_stop_token_ids(static_cast<int32_t>(rng() % 300));
+        ask.sampling.set_temperature(0.5f);
+        ask.sampling.set_min_new_tokens(2);
+        if (ask.sampling.max_new_tokens() < 2) ask.sampling.set_max_new_tokens(2);
+        break;
+      default:
+        break;
+    }
+    asks.push_back(std::move(ask));
+  }
+  return asks;
+}
+
+// What one process alone generates: the tokens as the wire carries them.
+std::vector<std::vector<proto::Token>> Alone(const SimCluster::Options& options,
+                                             const std::vector<Ask>& asks) {
+  auto engine = LoadEngine(options);
+  std::vector<std::vector<proto::Token>> answers;
+  for (const Ask& ask : asks) {
+    const engine::GenerateRequest request = {ask.prompt, node::SamplingFromWire(ask.sampling)};
+    auto result = engine::Generate(
+        *engine, std::span(&request, 1),
+        {.max_context_tokens = 2048, .max_chunk_tokens = options.step_rows, .max_sequences = 1});
+    EXPECT_TRUE(result.ok()) << result.status();
+    const engine::GenerateResult& one = result->front();
+    EXPECT_TRUE(one.status.ok()) << one.status;
+    std::vector<proto::Token> tokens;
+    for (const engine::SampledToken& token : one.output) tokens.push_back(node::TokenToWire(token));
+    if (one.finish_reason == engine::FinishReason::kStop) tokens.pop_back();
+    answers.push_back(std::move(tokens));
+  }
+  return answers;
+}
+
+std::vector<std::string> Serialized(const std::vector<proto::Token>& tokens) {
+  std::vector<std::string> bytes;
+  for (const proto::Token& token : tokens) bytes.push_back(token.SerializeAsString());
+  return bytes;
+}
+
+// Returns the metrics page of the first decode node at the end.
+std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
+                                     const std::vector<Ask>& asks) {
+  const auto want = Alone(options, asks);
+  SimCluster cluster(options);
+  std::vector<std::unique_ptr<RecordingSink>> sinks;
+  for (const Ask& ask : asks) {
+    sinks.push_back(std::make_unique<RecordingSink>());
+    cluster.Submit(ask.prompt, ask.sampling, *sinks.back());
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] {
+    return std::all_of(sinks.begin(), sinks.end(), [](const auto& sink) { return sink->ended; });
+  }));
+  for (size_t i = 0; i < asks.size(); ++i) {
+    EXPECT_TRUE(sinks[i]->end.status.ok()) << i << ": " << sinks[i]->end.status;
+    // Log-probabilities included: equal bytes are equal bits.
+    EXPECT_THAT(Serialized(sinks[i]->tokens), ElementsAreArray(Serialized(want[i])))
+        << "request " << i;
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+  return cluster.Metrics("decode-0");
+}
+
+TEST(ClusterTest, ThirtyTwoConcurrentRequestsGetTheTokensOfOneProcessAlone) {
+  ExpectClusterEqualsAlone({.prefill = 2, .decode = 2}, MixedAsks(32, /*seed=*/20240229));
+}
+
+TEST(ClusterTest, TheSameInFullPrecision) {
+  ExpectClusterEqualsAlone({.prefill = 2, .decode = 2, .compute_dtype = DType::kF32},
+                           MixedAsks(16, /*seed=*/7));
+}
+
+// The decode pool holds a fraction of what the batch needs, so sequences are preempted and
+// recomputed there.
+TEST(ClusterTest, PreemptionChangesNoToken) {
+  const SimCluster::Options options = {.kv_blocks = 24, .step_rows = 32, .max_batch = 16};
+  const std::string metrics = ExpectClusterEqualsAlone(
+      options, MixedAsks(24, /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
+  EXPECT_THAT(metrics, HasSubstr("lynx_node_preemptions_total{"));
+  EXPECT_THAT(metrics,
+              Not(HasSubstr("lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"} 0\n")))
+      << "the pool is small enough that this test must preempt";
+}
+
+TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
+  SimCluster cluster({.kv_blocks = 128});
+  std::vector<std::unique_ptr<RecordingSink>> sinks;
+  std::vector<router::SequenceId> ids;
+  for (const Ask& ask : MixedAsks(12, 3)) {
+    sinks.push_back(std::make_unique<RecordingSink>());
+    auto sampling = PlainSampling(1000);
+    ids.push_back(cluster.Submit(ask.prompt, sampling, *sinks.back()));
+  }
+  // Some still queued, some in prefill, some decoding.
+  for (router::SequenceId id : ids) {
+    cluster.Run(absl::Milliseconds(3));
+    cluster.service().Cancel(id);
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+  for (const auto& sink : sinks) EXPECT_FALSE(sink->ended);
+}
+
+}  // namespace
+}  // namespace lynx

@@ -1,0 +1,211 @@
+#include "tests/support/sim_cluster.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/model/model_spec.h"
+#include "common/transfer/copy_plan.h"
+#include "services/router/placement/least_load.h"
+
+namespace lynx::testing {
+namespace {
+
+// Addresses in tests are numeric: nothing to look up.
+class LiteralResolver final : public router::Resolver {
+ public:
+  explicit LiteralResolver(EventLoop& loop) : loop_(loop) {}
+  void Resolve(const std::string& host, Callback done) override {
+    loop_.Post([host, done = std::move(done)] { done(std::vector<std::string>{host}); });
+  }
+
+ private:
+  EventLoop& loop_;
+};
+
+template <typename T>
+T Ok(absl::StatusOr<T> result) {
+  LYNX_CHECK_MSG(result.ok(), std::string(result.status().message()));
+  return *std::move(result);
+}
+
+}  // namespace
+
+void RecordingSink::OnFirstToken(const proto::FirstToken& first) {
+  LYNX_CHECK(!ended && tokens.empty());
+  if (first.has_token()) tokens.push_back(first.token());
+}
+
+void RecordingSink::OnTokens(std::span<const proto::Token* const> more) {
+  LYNX_CHECK(!ended);
+  for (const proto::Token* token : more) tokens.push_back(*token);
+}
+
+void RecordingSink::OnEnd(const router::SequenceEnd& its_end) {
+  LYNX_CHECK(!ended);
+  ended = true;
+  end = its_end;
+}
+
+std::vector<TokenId> RecordingSink::ids() const {
+  std::vector<TokenId> ids;
+  for (const proto::Token& token : tokens) ids.push_back(token.id());
+  return ids;
+}
+
+std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
+  auto runner = Ok(model::ModelRunner::Load({.model_dir = options.model_dir,
+                                             .compute_dtype = options.compute_dtype,
+                                             .kv_dtype = options.compute_dtype,
+                                             .kv_blocks = options.kv_blocks,
+                                             .max_step_rows = options.step_rows,
+                                             .max_step_logits = options.step_rows,
+                                             .threads = 1}));
+  const int32_t vocab_size = runner->spec().vocab_size;
+  return std::make_unique<engine::Engine>(
+      std::move(runner), engine::EngineOptions{.vocab_size = vocab_size,
+                                               .max_step_rows = options.step_rows,
+                                               .max_step_logits = options.step_rows});
+}
+
+proto::SamplingParams PlainSampling(int32_t max_new_tokens) {
+  proto::SamplingParams sampling;
+  sampling.set_temperature(0);
+  sampling.set_top_p(1);
+  sampling.set_repetition_penalty(1);
+  sampling.set_max_new_tokens(max_new_tokens);
+  sampling.set_top_logprobs(engine::kNoLogprobs);
+  return sampling;
+}
+
+SimCluster::SimCluster(const Options& options) : options_(options) {
+  router::NodeRegistry::Options registry;
+  int port = 9000;
+  for (int i = 0; i < options.prefill; ++i) {
+    const std::string name = absl::StrCat("prefill-", i);
+    endpoints_[name] = absl::StrCat("127.0.0.1:", ++port);
+    registry.prefill.push_back(endpoints_[name]);
+    Start(name);
+  }
+  for (int i = 0; i < options.decode; ++i) {
+    const std::string name = absl::StrCat("decode-", i);
+    endpoints_[name] = absl::StrCat("127.0.0.1:", ++port);
+    registry.decode.push_back(endpoints_[name]);
+    Start(name);
+  }
+  registry.incarnation = 1;
+  resolver_ = std::make_unique<LiteralResolver>(loop_);
+  router_channel_ = Ok(rpc::InProcChannel::Create(network_, {}, loop_, router_registry_));
+  registry_ = Ok(router::NodeRegistry::Create(registry, loop_, *router_channel_, *resolver_,
+                                              router_registry_));
+  service_ = std::make_unique<router::ClusterService>(
+      router::ClusterService::Options{.session = options.session}, loop_, *registry_,
+      std::make_unique<router::LeastLoad>(), router_registry_,
+      [id = uint64_t{1} << 40]() mutable { return ++id; });
+  registry_->Start(*service_);
+  LYNX_CHECK(RunUntil([this] { return service_->View().ready; }));
+}
+
+SimCluster::~SimCluster() {
+  service_->Shutdown();
+  service_.reset();
+  registry_.reset();
+  router_channel_.reset();
+  for (auto& [name, endpoint] : endpoints_) Kill(name);
+}
+
+void SimCluster::Start(const std::string& name) {
+  LYNX_CHECK(!nodes_.contains(name));
+  auto node = std::make_unique<Node>();
+  const uint64_t incarnation = ++next_incarnation_;
+  const bool prefill = name.starts_with("prefill");
+  node->engine = LoadEngine(options_);
+  node->metrics = std::make_unique<node::NodeMetrics>(
+      node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
+  node->channel = Ok(
+      rpc::InProcChannel::Create(network_, {.bind = endpoints_.at(name)}, loop_, node->registry));
+  node->executor = std::make_unique<node::InlineStepExecutor>(loop_, absl::Milliseconds(1));
+  std::unique_ptr<transfer::TransferEngine> transfer =
+      Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop_));
+  if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, std::move(transfer));
+
+  model::ModelRunner& runner = node->engine->runner();
+  const transfer::NodeIdentity identity = {
+      .incarnation = incarnation,
+      .compatibility_hash = runner.compatibility_hash(),
+      .numeric_class = runner.numeric_class(),
+      .layout =
+          transfer::DescribeLayout(runner.kv().layout(), runner.kv().layout().kv_heads, 1, 0, 0)};
+  if (prefill) {
+    node->sender =
+        std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer), loop_,
+                                            node->registry, prefill::KvSender::Options{});
+    node->prefill = std::make_unique<prefill::PrefillNode>(
+        prefill::PrefillNode::Options{
+            .incarnation = incarnation,
+            .model_name = "lynx-tiny-moe",
+            .max_context_tokens = runner.spec().max_positions,
+            .scheduler = {.step_rows = options_.step_rows, .step_logits = options_.step_rows}},
+        *node->engine, *node->sender, *node->executor, loop_, *node->channel, *node->metrics);
+    node->prefill->Start();
+  } else {
+    node->decode = std::make_unique<decode::DecodeNode>(
+        decode::DecodeNode::Options{.incarnation = incarnation,
+                                    .model_name = "lynx-tiny-moe",
+                                    .max_context_tokens = runner.spec().max_positions,
+                                    .scheduler = {.max_batch = options_.max_batch,
+                                                  .step_rows = options_.step_rows,
+                                                  .pool_blocks = options_.kv_blocks}},
+        *node->engine, *node->executor, loop_, *node->channel, *node->metrics);
+    node->receiver = std::make_unique<decode::KvReceiver>(
+        identity, runner.kv(), std::move(transfer), loop_, node->registry, *node->decode,
+        decode::KvReceiver::Options{});
+    node->decode->Start(*node->receiver);
+  }
+  nodes_[name] = std::move(node);
+}
+
+void SimCluster::Kill(const std::string& name) {
+  auto it = nodes_.find(name);
+  if (it == nodes_.end()) return;
+  // The channel first: a dead node says nothing more. Tasks of a dying node that are still posted
+  // hold it weakly or, like an inline step, must have run.
+  loop_.RunDue();
+  Node& node = *it->second;
+  node.prefill.reset();
+  node.sender.reset();
+  node.receiver.reset();
+  node.decode.reset();
+  nodes_.erase(it);
+}
+
+bool SimCluster::RunUntil(const std::function<bool()>& done, absl::Duration limit) {
+  const absl::Time end = clock_.Now() + limit;
+  while (!done()) {
+    if (clock_.Now() >= end) return false;
+    loop_.Advance(absl::Milliseconds(10));
+  }
+  return true;
+}
+
+router::SequenceId SimCluster::Submit(std::vector<TokenId> prompt, proto::SamplingParams sampling,
+                                      RecordingSink& sink) {
+  return Ok(service_->Start({.prompt = std::move(prompt), .sampling = std::move(sampling)}, sink));
+}
+
+bool SimCluster::Idle() const {
+  if (!service_->Idle()) return false;
+  for (const auto& [name, node] : nodes_) {
+    if (node->engine->pool().free_blocks() != node->engine->pool().capacity_blocks()) return false;
+    if (node->prefill != nullptr && (!node->prefill->idle() || node->sender->handoffs() != 0)) {
+      return false;
+    }
+    if (node->decode != nullptr && (!node->decode->idle() || node->receiver->grants() != 0 ||
+                                    node->receiver->staging_bytes() != 0)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace lynx::testing

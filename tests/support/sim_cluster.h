@@ -1,0 +1,121 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/dtype.h"
+#include "common/concurrency/event_loop.h"
+#include "common/engine/engine.h"
+#include "common/model/model_runner.h"
+#include "common/node/node_metrics.h"
+#include "common/node/step_executor.h"
+#include "common/rpc/inproc_channel.h"
+#include "common/telemetry/metrics.h"
+#include "common/transfer/loopback_engine.h"
+#include "services/decode/decode_node.h"
+#include "services/decode/handoff/kv_receiver.h"
+#include "services/prefill/handoff/kv_sender.h"
+#include "services/prefill/prefill_node.h"
+#include "services/router/membership/node_registry.h"
+#include "services/router/membership/resolver.h"
+#include "services/router/session/cluster_service.h"
+
+namespace lynx::testing {
+
+// What a client of the router sees of one sequence.
+class RecordingSink final : public router::SequenceSink {
+ public:
+  void OnFirstToken(const proto::FirstToken& first) override;
+  void OnTokens(std::span<const proto::Token* const> tokens) override;
+  void OnEnd(const router::SequenceEnd& end) override;
+
+  bool ended = false;
+  router::SequenceEnd end;
+  std::vector<proto::Token> tokens;
+  std::vector<TokenId> ids() const;
+};
+
+// A whole cluster in one thread under a simulated clock: the real router, prefill and decode logic
+// and the real model; in-process control channels and loopback KV transfer, which tests may wrap to
+// inject faults. A run is a pure function of its inputs.
+//
+// Time moves only in Run(); a step takes a simulated millisecond.
+class SimCluster {
+ public:
+  struct Options {
+    int prefill = 1;
+    int decode = 1;
+    int32_t kv_blocks = 256;
+    int32_t step_rows = 64;
+    int32_t max_batch = 64;
+    DType compute_dtype = DType::kBf16;
+    std::string model_dir = "models/lynx-tiny-moe";
+    // Wraps a node's transfer engine; `name` is "prefill-0", "decode-1", ...
+    std::function<std::unique_ptr<transfer::TransferEngine>(
+        const std::string& name, std::unique_ptr<transfer::TransferEngine>)>
+        wrap_transfer = nullptr;
+    router::SequenceSession::Options session = {};
+  };
+
+  explicit SimCluster(const Options& options);
+  ~SimCluster();
+
+  // Ends a node as kill -9 would: nobody is told. Start makes it anew, at its old address.
+  void Kill(const std::string& name);
+  void Start(const std::string& name);
+
+  void Run(absl::Duration time) { loop_.Advance(time); }
+  // Advances until `done`, at most `limit` of simulated time; whether it came.
+  bool RunUntil(const std::function<bool()>& done, absl::Duration limit = absl::Minutes(2));
+
+  router::SequenceId Submit(std::vector<TokenId> prompt, proto::SamplingParams sampling,
+                            RecordingSink& sink);
+
+  // Every block of every node is free and no map remembers anything.
+  bool Idle() const;
+
+  router::ClusterService& service() { return *service_; }
+  SimEventLoop& loop() { return loop_; }
+  std::string Metrics(const std::string& name) const { return nodes_.at(name)->registry.Render(); }
+  kv::BlockPool& pool(const std::string& name) { return nodes_.at(name)->engine->pool(); }
+  std::string RouterMetrics() const { return router_registry_.Render(); }
+
+ private:
+  struct Node {
+    telemetry::Registry registry;
+    std::unique_ptr<engine::Engine> engine;
+    std::unique_ptr<node::NodeMetrics> metrics;
+    std::unique_ptr<rpc::Channel> channel;
+    std::unique_ptr<node::InlineStepExecutor> executor;
+    std::unique_ptr<prefill::KvSender> sender;
+    std::unique_ptr<prefill::PrefillNode> prefill;
+    std::unique_ptr<decode::DecodeNode> decode;
+    std::unique_ptr<decode::KvReceiver> receiver;
+  };
+
+  const Options options_;
+  ManualClock clock_;
+  SimEventLoop loop_{clock_};
+  rpc::InProcNetwork network_;
+  transfer::LoopbackFabric fabric_;
+  std::map<std::string, std::unique_ptr<Node>> nodes_;
+  std::map<std::string, std::string> endpoints_;
+  uint64_t next_incarnation_ = 100;
+  telemetry::Registry router_registry_;
+  std::unique_ptr<router::Resolver> resolver_;
+  std::unique_ptr<rpc::Channel> router_channel_;
+  std::unique_ptr<router::NodeRegistry> registry_;
+  std::unique_ptr<router::ClusterService> service_;
+};
+
+// The engine that a node of the cluster would have: the oracle that answers are compared with.
+std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options);
+
+// Greedy, unbounded, no end id: a base to change fields of.
+proto::SamplingParams PlainSampling(int32_t max_new_tokens);
+
+}  // namespace lynx::testing
