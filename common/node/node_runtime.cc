@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -126,6 +127,27 @@ absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
   health_.SetStarted();
   telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint}});
   return absl::OkStatus();
+}
+
+int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
+            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve) {
+  const auto outcome = flags.Parse(argc, argv);
+  if (!outcome.ok()) {
+    std::fprintf(stderr, "lynx-%s: %s\n", role.c_str(),
+                 std::string(outcome.status().message()).c_str());
+    return 2;
+  }
+  if (*outcome == config::ParseOutcome::kPrinted) return 0;
+  auto runtime = NodeRuntime::Create(config, role);
+  absl::Status status = runtime.status();
+  if (status.ok()) {
+    telemetry::LogInfo("starting", {{"config", flags.Describe()}});
+    status = serve(**runtime);
+  }
+  if (status.ok()) return 0;
+  telemetry::LogError("cannot serve", {{"status", std::string(status.ToString())}});
+  std::fprintf(stderr, "lynx-%s: %s\n", role.c_str(), std::string(status.message()).c_str());
+  return 1;
 }
 
 void NodeRuntime::RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,

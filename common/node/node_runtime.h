@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
+#include "common/config/flag_set.h"
 #include "common/engine/engine.h"
 #include "common/http/health.h"
 #include "common/http/routes.h"
@@ -68,6 +69,11 @@ class NodeRuntime {
   std::string model_name_;
   int32_t max_context_tokens_ = 0;
 };
+
+// main() of a node: parses the options, makes the runtime, runs `serve`, and turns what comes of it
+// into a message and an exit status: 0, 1 (it failed) or 2 (bad arguments).
+int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
+            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve);
 
 // Splits "host:port" or "[v6]:port". InvalidArgument names `option`.
 absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string& option,

@@ -1,18 +1,14 @@
 #include "common/rpc/envelope.h"
 
-#include <google/protobuf/io/coded_stream.h>
-
 #include <utility>
 
+#include "common/proto/parse.h"
 #include "common/rpc/channel.h"
 
 namespace lynx::rpc {
 namespace {
 
 using proto::Envelope;
-
-// Ours nest five deep; unknown groups could nest without end.
-constexpr int kMaxNesting = 16;
 
 constexpr std::pair<int, const char*> kKinds[] = {
     {Envelope::kPing, "ping"},
@@ -43,10 +39,7 @@ DecodedEnvelope DecodeEnvelope(std::span<const std::byte> bytes, size_t max_byte
     result.drop = Drop::kTooLarge;
     return result;
   }
-  google::protobuf::io::CodedInputStream input(reinterpret_cast<const uint8_t*>(bytes.data()),
-                                               static_cast<int>(bytes.size()));
-  input.SetRecursionLimit(kMaxNesting);
-  if (!result.envelope.ParseFromCodedStream(&input) || !input.ConsumedEntireMessage()) {
+  if (!proto::ParseMessage(bytes, result.envelope)) {
     result.drop = Drop::kMalformed;
     return result;
   }

@@ -1,12 +1,11 @@
 #include "common/transfer/handshake.h"
 
-#include <google/protobuf/io/coded_stream.h>
-
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
+#include "common/proto/parse.h"
 #include "common/rpc/channel.h"
 
 namespace lynx::transfer {
@@ -14,8 +13,6 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxReplyMessageBytes = 1024;
-// Our own messages nest three deep; unknown groups could nest without end.
-constexpr int kMaxNesting = 16;
 
 }  // namespace
 
@@ -42,11 +39,8 @@ proto::TransferHeader MakeHeader(Incarnation sender, Incarnation receiver) {
 }
 
 absl::StatusOr<proto::TransferHeader> ParseHeader(std::span<const std::byte> bytes) {
-  google::protobuf::io::CodedInputStream input(reinterpret_cast<const uint8_t*>(bytes.data()),
-                                               static_cast<int>(bytes.size()));
-  input.SetRecursionLimit(kMaxNesting);
   proto::TransferHeader header;
-  if (!header.ParseFromCodedStream(&input) || !input.ConsumedEntireMessage()) {
+  if (!proto::ParseMessage(bytes, header)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a malformed transfer header of ", bytes.size(), " bytes"));
   }

@@ -1,12 +1,11 @@
 #include "services/decode/handoff/kv_receiver.h"
 
-#include <google/protobuf/io/coded_stream.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/proto/parse.h"
 #include "common/rpc/channel.h"
 #include "common/telemetry/log.h"
 #include "common/transfer/checksum.h"
@@ -19,7 +18,6 @@ using transfer::PeerId;
 
 // A commit holds the prompt's ids: 16 MiB is over three million of them.
 constexpr size_t kMaxCommitBytes = size_t{16} << 20;
-constexpr int kMaxCommitNesting = 16;
 constexpr absl::Duration kTick = absl::Seconds(1);
 
 }  // namespace
@@ -456,11 +454,8 @@ void KvReceiver::OnCommitPayload(Peer& peer, const proto::Commit& commit,
     metrics_.OnDropped("duplicate");
     return;
   }
-  google::protobuf::io::CodedInputStream input(reinterpret_cast<const uint8_t*>(payload.data()),
-                                               static_cast<int>(payload.size()));
-  input.SetRecursionLimit(kMaxCommitNesting);
   proto::CommitBody body;
-  if (!body.ParseFromCodedStream(&input) || !input.ConsumedEntireMessage()) {
+  if (!proto::ParseMessage(payload, body)) {
     metrics_.OnDropped("malformed");
     Fail(*grant, absl::InvalidArgumentError("the commit is malformed"));
     return;
