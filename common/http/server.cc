@@ -40,6 +40,10 @@ constexpr int kReadsPerTurn = 4;
 // An output buffer that grew beyond this is given back once empty.
 constexpr size_t kKeptOutputBytes = 16 * 1024;
 constexpr int kListenBacklog = 4096;
+// How far into the list of idle connections to look for one to close, and how long a new connection
+// may take for its first byte before it counts as idle: a burst must not push out its own members.
+constexpr int kEvictionCandidates = 16;
+constexpr std::chrono::seconds kFirstByteGrace(1);
 
 SteadyTime Now() { return std::chrono::steady_clock::now(); }
 
@@ -253,6 +257,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // proper one.
   void Close(bool reset);
   void CloseAs(Reason reason);
+  // In the idle list and, as far as one can tell, about to stay idle.
+  bool evictable(SteadyTime now) const {
+    error_code ec;
+    return (served_ || now - idle_since_ > kFirstByteGrace) && socket_.available(ec) == 0;
+  }
   bool between_requests() const {
     return phase_ == Phase::kReading && parsed_ == RequestParser::State::kIdle;
   }
@@ -304,6 +313,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool write_blocked_ = false;
   SteadyTime write_progress_;  // When the client last took a byte of out_, or out_ began.
 
+  bool served_ = false;  // At least one request.
+  SteadyTime idle_since_;
   bool in_idle_list_ = false;
   std::list<Connection*>::iterator idle_place_;
   std::list<Connection*>::iterator reserved_place_;
@@ -462,6 +473,7 @@ void Connection::Start() {
 
 void Connection::EnterIdle() {
   if (reserved_ || in_idle_list_) return;
+  idle_since_ = Now();
   idle_place_ = shared_.idle.insert(shared_.idle.end(), this);
   in_idle_list_ = true;
 }
@@ -691,6 +703,7 @@ void Connection::EndExchange() { std::exchange(exchange_, nullptr)->Detach(); }
 void Connection::ResponseDone() {
   const bool close = exchange_->closes() || shared_.draining.load();
   EndExchange();
+  served_ = true;
   if (close) return Linger();
   phase_ = Phase::kReading;
   EnterIdle();
@@ -771,6 +784,8 @@ class HttpServer::Impl {
  private:
   void Accept();
   void Admit(tcp::socket socket);
+  // Closes the longest idle connection that nobody will miss; false when there is none.
+  bool EvictIdle();
   void ArmTick();
   void OnTick();
   void BeginDrain(absl::Duration drain);
@@ -831,17 +846,27 @@ void HttpServer::Impl::Accept() {
       telemetry::LogError("cannot accept HTTP connections",
                           {{"server", shared_.options.name}, {"error", ec.message()}});
     }
-    if (!shared_.idle.empty()) shared_.idle.front()->CloseAs(Reason::kEvicted);
+    EvictIdle();
   });
+}
+
+bool HttpServer::Impl::EvictIdle() {
+  const SteadyTime now = Now();
+  int looked_at = 0;
+  for (Connection* connection : shared_.idle) {
+    if (++looked_at > kEvictionCandidates) return false;
+    if (!connection->evictable(now)) continue;
+    connection->CloseAs(Reason::kEvicted);
+    return true;
+  }
+  return false;
 }
 
 void HttpServer::Impl::Admit(tcp::socket socket) {
   const ServerOptions& options = shared_.options;
   bool reserved = false;
   if (shared_.connections.size() - shared_.reserved.size() >= options.max_connections) {
-    if (!shared_.idle.empty()) {
-      shared_.idle.front()->CloseAs(Reason::kEvicted);
-    } else {
+    if (!EvictIdle()) {
       reserved = true;
       if (shared_.reserved.size() >= options.reserved_connections) {
         shared_.reserved.front()->CloseAs(Reason::kEvicted);

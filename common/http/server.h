@@ -87,11 +87,11 @@ struct ServerOptions {
   uint16_t port = 0;                // 0: any free one; HttpServer::port() tells.
 
   // Connections that may do anything. When all are taken a new one replaces the one that has been
-  // idle longest; when none is idle it takes one of `reserved_connections`, on which only requests
-  // with AnswersWhenFull are served (others get 503) and one request ends the connection. When
-  // those are taken too, the oldest of them whose request is not complete makes room. So slow or
-  // many clients cannot keep a health probe out. Each connection is a file descriptor: keep the
-  // sum below the process's limit.
+  // idle longest; when none is idle (one that has not asked yet: for a second) it takes one of
+  // `reserved_connections`, on which only requests with AnswersWhenFull are served (others get 503)
+  // and one request ends the connection. When those are taken too, the oldest of them whose request
+  // is not complete makes room. So slow or many clients cannot keep a health probe out. Each
+  // connection is a file descriptor: keep the sum below the process's limit.
   size_t max_connections = 4096;
   size_t reserved_connections = 64;
 

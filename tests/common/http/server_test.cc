@@ -508,6 +508,8 @@ TEST_F(HttpServerTest, ProbesAreAnsweredWhenSlowHeadersTakeTheReserveToo) {
   StartServer();
   std::vector<RawClient> slow;
   for (int i = 0; i < 40; ++i) slow.push_back(ConnectAndSend("GET /livez HT"));
+  WaitForMetric("lynx_http_connections{server=\"http\"} 8");
+  WaitForMetric("lynx_http_rejected_total{reason=\"evicted\",server=\"http\"} 32");
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(Alive());
 }
 
@@ -673,6 +675,42 @@ TEST_F(HttpServerTest, AStalledStreamWithinItsBufferIsCutOffInTime) {
   ASSERT_THAT(call.writer->StartStream(200, {}), IsOk());
   ASSERT_THAT(call.writer->Write(std::string(300'000, 'x')), IsOk());
   EXPECT_TRUE(closed->Take().has_value());
+}
+
+TEST_F(HttpServerTest, AStreamMuchLongerThanItsBufferReachesAClientThatReads) {
+  options_.max_output_bytes = 64 * 1024;
+  StartServer();
+  RawClient client = ConnectAndSend(kGetHold);
+  const Call call = NextCall();
+  ASSERT_THAT(call.writer->StartStream(200, {}), IsOk());
+  const std::string piece = std::string(20'000, 'x') + "\n";
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_THAT(call.writer->Write(piece), IsOk()) << "piece " << i;
+    ASSERT_THAT(client.ReadUntil("x\n\r\n"), EndsWith(piece + "\r\n"));
+  }
+}
+
+TEST_F(HttpServerTest, ABurstOverTheLimitIsRefusedNotCutOff) {
+  options_.max_connections = 4;
+  options_.reserved_connections = 40;
+  options_.linger_timeout = absl::Minutes(10);
+  StartServer();
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 30; ++i) clients.push_back(ConnectAndSend(kGetHold));
+  WaitForMetric("lynx_http_connections{server=\"http\"} 30");
+  for (int i = 0; i < 4; ++i) {
+    const Call call = NextCall();
+    EXPECT_THAT(call.writer->Send(Text("served")), IsOk());
+  }
+  int served = 0;
+  int refused = 0;
+  for (RawClient& client : clients) {
+    const std::string response = client.ReadResponse();
+    served += response.starts_with("HTTP/1.1 200");
+    refused += response.starts_with("HTTP/1.1 503");
+  }
+  EXPECT_EQ(served + refused, 30);
+  EXPECT_EQ(served, 4);
 }
 
 TEST_F(HttpServerTest, ALargeResponseReachesASlowButReadingClient) {
