@@ -70,11 +70,12 @@ void ApplyDefaults(const text::GenerationDefaults& defaults, RequestLimits& limi
 }
 
 CompletionHandler::CompletionHandler(FrontOptions options, const text::Tokenizer& tokenizer,
-                                     RenderChat render_chat, SequenceService& service,
-                                     EventLoop& loop, telemetry::Registry& registry)
+                                     const text::ChatTemplate* chat_template,
+                                     SequenceService& service, EventLoop& loop,
+                                     telemetry::Registry& registry)
     : options_(std::move(options)),
       tokenizer_(tokenizer),
-      render_chat_(std::move(render_chat)),
+      chat_template_(chat_template),
       loop_(loop),
       metrics_(registry, options_.limits.model_names),
       context_{.tokenizer = tokenizer,
@@ -241,8 +242,19 @@ absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::s
 
 absl::StatusOr<std::string> CompletionHandler::Render(std::span<const ChatMessage> messages,
                                                       bool add_generation_prompt) const {
-  absl::StatusOr<std::string> text = render_chat_(messages, add_generation_prompt);
-  if (absl::IsInvalidArgument(text.status())) {
+  if (chat_template_ == nullptr) {
+    return FieldError("messages", "This model has no chat template: it takes plain prompts only");
+  }
+  text::ChatInput input{.messages = {},
+                        .add_generation_prompt = add_generation_prompt,
+                        .tools_json = {},
+                        .variables_json = {},
+                        .now = absl::Now()};
+  for (const ChatMessage& message : messages) {
+    input.messages.push_back({.role = message.role, .content = message.content, .extra_json = {}});
+  }
+  absl::StatusOr<std::string> text = chat_template_->Render(input);
+  if (!text.ok()) {
     return FieldError("messages", absl::StrCat("'messages' do not fit the model's chat template: ",
                                                text.status().message()));
   }

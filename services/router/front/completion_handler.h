@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +13,7 @@
 #include "common/concurrency/event_loop.h"
 #include "common/http/server.h"
 #include "common/telemetry/metrics.h"
+#include "common/text/chat_template.h"
 #include "common/text/model_files.h"
 #include "common/text/tokenizer.h"
 #include "services/router/front/api_request.h"
@@ -36,11 +36,6 @@ struct FrontOptions {
 // What a request gets that does not say otherwise.
 void ApplyDefaults(const text::GenerationDefaults& defaults, RequestLimits& limits);
 
-// Turns messages into the text that the model's chat template makes of them. Thread-safe.
-//   InvalidArgument  the template refuses them; the message says why.
-using RenderChat = std::function<absl::StatusOr<std::string>(std::span<const ChatMessage> messages,
-                                                             bool add_generation_prompt)>;
-
 // OpenAI's HTTP API on top of a SequenceService:
 //
 //   POST /v1/completions  /v1/chat/completions     GET /v1/models  /v1/models/{id}
@@ -52,9 +47,11 @@ using RenderChat = std::function<absl::StatusOr<std::string>(std::span<const Cha
 // Destroy after the server and the loop have stopped.
 class CompletionHandler final : public http::RequestHandler {
  public:
-  // All references are borrowed.
-  CompletionHandler(FrontOptions options, const text::Tokenizer& tokenizer, RenderChat render_chat,
-                    SequenceService& service, EventLoop& loop, telemetry::Registry& registry);
+  // All but the options are borrowed. `chat_template` is null for a model that has none: chats are
+  // refused then.
+  CompletionHandler(FrontOptions options, const text::Tokenizer& tokenizer,
+                    const text::ChatTemplate* chat_template, SequenceService& service,
+                    EventLoop& loop, telemetry::Registry& registry);
   ~CompletionHandler() override;
 
   void Handle(http::HttpRequest request, std::shared_ptr<http::ResponseWriter> writer) override;
@@ -84,7 +81,7 @@ class CompletionHandler final : public http::RequestHandler {
 
   const FrontOptions options_;
   const text::Tokenizer& tokenizer_;
-  const RenderChat render_chat_;
+  const text::ChatTemplate* const chat_template_;
   EventLoop& loop_;
   FrontMetrics metrics_;
   const CompletionSession::Context context_;

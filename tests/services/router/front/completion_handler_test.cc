@@ -67,15 +67,13 @@ std::vector<TokenId> ByteTokens(std::string_view bytes) {
   return ids;
 }
 
-absl::StatusOr<std::string> RenderChatMl(std::span<const ChatMessage> messages,
-                                         bool add_generation_prompt) {
-  std::string text;
-  for (const ChatMessage& message : messages) {
-    if (message.role == "tool") return absl::InvalidArgumentError("no tools in this template");
-    absl::StrAppend(&text, "<|im_start|>", message.role, "\n", message.content, "<|im_end|>\n");
-  }
-  if (add_generation_prompt) text += "<|im_start|>assistant\n";
-  return text;
+const text::ChatTemplate* TinyTemplate() {
+  static const text::ChatTemplate* chat_template = [] {
+    auto loaded = text::ChatTemplate::Load("models/lynx-tiny-moe");
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded->release();
+  }();
+  return chat_template;
 }
 
 class CompletionHandlerTest : public ::testing::Test {
@@ -145,7 +143,8 @@ class CompletionHandlerTest : public ::testing::Test {
   SimEventLoop loop_{clock_};
   telemetry::Registry registry_;
   FakeSequenceService service_;
-  CompletionHandler handler_{Options(), TinyTokenizer(), RenderChatMl, service_, loop_, registry_};
+  CompletionHandler handler_{Options(), TinyTokenizer(), TinyTemplate(),
+                             service_,  loop_,           registry_};
 };
 
 // Text and logprob bytes of one choice of a stream, and what a strict client requires of it.
@@ -826,10 +825,28 @@ TEST_F(CompletionHandlerTest, TextPartsGiveTheSameTokensAsAPlainString) {
     ASSERT_GE(service_.started.size(), 2u);
     EXPECT_EQ(service_.started.back().prompt, service_.started[service_.started.size() - 2].prompt);
   }
-  auto refused = Call("POST", "/v1/chat/completions",
-                      R"({"model":"tiny","messages":[{"role":"tool","content":"x"}]})");
-  EXPECT_EQ(refused->status(), 400);
-  EXPECT_EQ(Json::parse(refused->body())["error"]["param"], "messages");
+}
+
+TEST_F(CompletionHandlerTest, WhatTheTemplateRefusesIsTheClientsError) {
+  const auto strict = text::ChatTemplate::Parse("{{ raise_exception('no tools here') }}", {});
+  ASSERT_TRUE(strict.ok()) << strict.status();
+  for (const text::ChatTemplate* chat_template :
+       std::initializer_list<const text::ChatTemplate*>{strict->get(), nullptr}) {
+    telemetry::Registry registry;
+    CompletionHandler handler(Options(), TinyTokenizer(), chat_template, service_, loop_, registry);
+    auto writer = std::make_shared<FakeResponseWriter>();
+    http::HttpRequest request;
+    request.method = "POST";
+    request.path = "/v1/chat/completions";
+    request.body = R"({"model":"tiny","messages":[{"role":"tool","content":"x"}]})";
+    handler.Handle(request, writer);
+    EXPECT_EQ(writer->status(), 400);
+    const Json error = Json::parse(writer->body())["error"];
+    EXPECT_EQ(error["param"], "messages");
+    EXPECT_THAT(error["message"].get<std::string>(),
+                HasSubstr(chat_template != nullptr ? "no tools here" : "no chat template"));
+  }
+  EXPECT_THAT(service_.started, IsEmpty());
 }
 
 TEST_F(CompletionHandlerTest, APromptOverTheContextIsRefused) {
