@@ -32,6 +32,41 @@ Block<T> BlockAt(const PagedAttentionArgs& args, int32_t block, int64_t kv_head)
   return {base + kv_head * head, base + (args.kv_heads + kv_head) * head};
 }
 
+// Vectors of V that AddValues takes at once: enough independent sums to hide the latency of one.
+#if defined(__AVX512F__)
+constexpr int kValueVectors = 4;
+#else
+constexpr int kValueVectors = 2;
+#endif
+
+// sum[d .. d + D) = sum * decay + weighted V of the first `tokens` tokens, for N queries.
+template <int N, int D, typename T>
+inline void AddValues(int64_t head_dim, const T* v, int tokens, const float (*weights)[kLanes],
+                      const F32x16* decay, Query* const* query, int64_t d) {
+  F32x16 sum[N][D];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < D; ++j) sum[i][j] = Mul(query[i]->sum[d + j], decay[i]);
+  }
+  for (int t = 0; t < tokens; ++t) {
+    F32x16 value[D];
+#pragma GCC unroll 16
+    for (int j = 0; j < D; ++j) value[j] = Load(v + t * head_dim + (d + j) * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+      const F32x16 weight = Set1(weights[i][t]);
+#pragma GCC unroll 16
+      for (int j = 0; j < D; ++j) sum[i][j] = MulAdd(weight, value[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < D; ++j) query[i]->sum[d + j] = sum[i][j];
+  }
+}
+
 // Folds the first `tokens` tokens of a block into N queries. Each query sees the same operations
 // whatever N is.
 template <int N, typename T>
@@ -64,16 +99,20 @@ void Absorb(const PagedAttentionArgs& args, const Block<T>& block, int tokens,
     query[i]->largest = largest;
   }
   const int64_t whole = args.head_dim / kLanes;
-  const int64_t tail = args.head_dim % kLanes;
-  for (int64_t d = 0; d < whole + (tail > 0 ? 1 : 0); ++d) {
-    F32x16 sum[N];
-    for (int i = 0; i < N; ++i) sum[i] = Mul(query[i]->sum[d], decay[i]);
-    for (int t = 0; t < tokens; ++t) {
-      const T* v = block.v + t * args.head_dim + d * kLanes;
-      const F32x16 value = d < whole ? Load(v) : LoadPartial(v, tail);
-      for (int i = 0; i < N; ++i) sum[i] = MulAdd(Set1(weights[i][t]), value, sum[i]);
+  int64_t d = 0;
+  for (; d + kValueVectors <= whole; d += kValueVectors) {
+    AddValues<N, kValueVectors>(args.head_dim, block.v, tokens, weights, decay, query, d);
+  }
+  for (; d < whole; ++d) AddValues<N, 1>(args.head_dim, block.v, tokens, weights, decay, query, d);
+  if (const int64_t tail = args.head_dim % kLanes; tail > 0) {
+    for (int i = 0; i < N; ++i) {
+      F32x16 sum = Mul(query[i]->sum[d], decay[i]);
+      for (int t = 0; t < tokens; ++t) {
+        const F32x16 value = LoadPartial(block.v + t * args.head_dim + d * kLanes, tail);
+        sum = MulAdd(Set1(weights[i][t]), value, sum);
+      }
+      query[i]->sum[d] = sum;
     }
-    for (int i = 0; i < N; ++i) query[i]->sum[d] = sum[i];
   }
 }
 
@@ -87,6 +126,17 @@ void Finish(const PagedAttentionArgs& args, const Query& query) {
     } else {
       StorePartial(query.y + d, y, args.head_dim - d);
     }
+  }
+}
+
+template <typename T>
+void AbsorbWhole(const PagedAttentionArgs& args, const Block<T>& block, int count,
+                 Query* const* query) {
+  if (count == 1) return Absorb<1>(args, block, kLanes, query);
+  if (count == 2) return Absorb<2>(args, block, kLanes, query);
+  if constexpr (kTileRows >= 3) {
+    if (count == 3) return Absorb<3>(args, block, kLanes, query);
+    return Absorb<4>(args, block, kLanes, query);
   }
 }
 
@@ -109,8 +159,8 @@ void Attend(const PagedAttentionArgs& args, const int32_t* blocks, int64_t kv_he
     const Block<T> block = BlockAt<T>(args, blocks[begin / kLanes], kv_head);
     // Queries share a block only where each attends to all of it: a token that one of them must not
     // see never enters its sums, not even with weight zero.
-    if (count == kTileRows && begin + kLanes <= first + 1) {
-      Absorb<kTileRows>(args, block, kLanes, all);
+    if (begin + kLanes <= first + 1) {
+      AbsorbWhole(args, block, count, all);
       continue;
     }
     for (int i = 0; i < count; ++i) {
