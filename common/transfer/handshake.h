@@ -24,7 +24,7 @@ struct NodeIdentity {
   proto::LayoutDescriptor layout;
 };
 
-// Bytes of the self-test pattern: long enough to take the path of KV payloads (rendezvous).
+// Bytes of the self-test pattern: long enough to take the path of KV payloads.
 inline constexpr size_t kPatternBytes = 256 * 1024;
 
 // The pattern that the node of this incarnation sends.
