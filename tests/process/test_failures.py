@@ -212,7 +212,7 @@ def test_draining_finishes_running_streams():
 
         events, ended = events_of(cluster, body, drain_all)
         assert ended and events[-1] == "[DONE]"
-        assert cluster.router.stop() == 0
+        assert cluster.router.process.wait(30) == 0
 
 
 def test_a_router_that_dies_leaves_nothing_on_the_nodes():

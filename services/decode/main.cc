@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/concurrency/event_loop.h"
+#include "common/config/flag_set.h"
+#include "common/node/node_config.h"
+#include "common/node/node_metrics.h"
+#include "common/node/node_runtime.h"
+#include "common/node/step_executor.h"
+#include "common/rpc/zmq_channel.h"
+#include "common/transfer/copy_plan.h"
+#include "common/transfer/ucx_engine.h"
+#include "services/decode/decode_node.h"
+
+namespace lynx::decode {
+namespace {
+
+struct DecodeConfig {
+  node::NodeConfig node;
+  int32_t max_batch = 64;
+  int32_t max_sequences = 512;
+  absl::Duration max_lease = absl::Minutes(10);
+};
+
+absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
+  if (config.node.step_rows < config.max_batch) {
+    return absl::InvalidArgumentError(absl::StrCat("--step-rows ", config.node.step_rows,
+                                                   " is less than --max-batch ", config.max_batch));
+  }
+  LYNX_ASSIGN_OR_RETURN(auto engine, runtime.LoadEngine(config.node.step_rows, config.max_batch));
+  node::NodeMetrics metrics(runtime.registry(), "decode", runtime.model_name());
+
+  // In order of destruction, last to first: the loop is stopped by then.
+  ThreadEventLoop loop;
+  runtime.health().WatchLoop("loop", loop, absl::Seconds(30));
+  LYNX_ASSIGN_OR_RETURN(auto channel, rpc::ZmqChannel::Create({.bind = config.node.control}, loop,
+                                                              runtime.registry()));
+  LYNX_ASSIGN_OR_RETURN(
+      auto transfer,
+      transfer::UcxEngine::Create(
+          {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
+  std::unique_ptr<DecodeNode> node;
+  std::unique_ptr<KvReceiver> receiver;
+  node::ThreadStepExecutor executor(loop);
+  loop.RunAndWait([&] {
+    kv::KvArena& arena = engine->runner().kv();
+    node = std::make_unique<DecodeNode>(
+        DecodeNode::Options{.incarnation = runtime.incarnation(),
+                            .model_name = runtime.model_name(),
+                            .max_context_tokens = runtime.max_context_tokens(),
+                            .max_sequences = config.max_sequences,
+                            .scheduler = {.max_batch = config.max_batch,
+                                          .step_rows = config.node.step_rows,
+                                          .pool_blocks = engine->pool().capacity_blocks()},
+                            .max_lease = config.max_lease,
+                            .router_timeout = config.node.router_timeout},
+        *engine, executor, loop, *channel, metrics);
+    receiver = std::make_unique<KvReceiver>(
+        transfer::NodeIdentity{
+            .incarnation = runtime.incarnation(),
+            .compatibility_hash = engine->runner().compatibility_hash(),
+            .numeric_class = engine->runner().numeric_class(),
+            .layout = transfer::DescribeLayout(arena.layout(), arena.layout().kv_heads, 1, 0, 0)},
+        arena, std::move(transfer), loop, runtime.registry(), *node, KvReceiver::Options{});
+    node->Start(*receiver);
+  });
+  const absl::Status ready = runtime.SetReady(channel->endpoint());
+  if (ready.ok()) {
+    runtime.RunUntilStopped(
+        loop, [&] { node->Drain(); }, [&] { return node->idle(); });
+  }
+  loop.Stop();
+  return ready;
+}
+
+int Main(int argc, const char* const* argv) {
+  DecodeConfig config;
+  config::FlagSet flags("lynx-decode",
+                        "A decode node: takes KV from prefill nodes and generates tokens.");
+  node::AddNodeFlags(flags, config.node);
+  flags.AddInt("max-batch", &config.max_batch, {1, 4096}, "sequences advanced in one step");
+  flags.AddInt("max-sequences", &config.max_sequences, {1, 1 << 20},
+               "sequences granted and running; more are refused as busy");
+  flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},
+                    "longest life of a grant without a sign of its router");
+  return node::RunNode(flags, argc, argv, config.node, "decode",
+                       [&](node::NodeRuntime& runtime) { return Serve(runtime, config); });
+}
+
+}  // namespace
+}  // namespace lynx::decode
+
+int main(int argc, char** argv) { return lynx::decode::Main(argc, argv); }

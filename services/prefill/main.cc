@@ -1,0 +1,99 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/base/status_macros.h"
+#include "common/concurrency/event_loop.h"
+#include "common/config/flag_set.h"
+#include "common/node/node_config.h"
+#include "common/node/node_metrics.h"
+#include "common/node/node_runtime.h"
+#include "common/node/step_executor.h"
+#include "common/rpc/zmq_channel.h"
+#include "common/transfer/copy_plan.h"
+#include "common/transfer/ucx_engine.h"
+#include "services/prefill/prefill_node.h"
+
+namespace lynx::prefill {
+namespace {
+
+struct PrefillConfig {
+  node::NodeConfig node;
+  int32_t step_logits = 64;
+  int32_t max_prompts = 1024;
+  int64_t max_queued_tokens = 1 << 22;
+  absl::Duration max_prefill_time = absl::Minutes(10);
+};
+
+absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
+  LYNX_ASSIGN_OR_RETURN(auto engine, runtime.LoadEngine(config.node.step_rows, config.step_logits));
+  node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name());
+
+  // In order of destruction, last to first: the loop is stopped by then.
+  ThreadEventLoop loop;
+  runtime.health().WatchLoop("loop", loop, absl::Seconds(30));
+  LYNX_ASSIGN_OR_RETURN(auto channel, rpc::ZmqChannel::Create({.bind = config.node.control}, loop,
+                                                              runtime.registry()));
+  LYNX_ASSIGN_OR_RETURN(
+      auto transfer,
+      transfer::UcxEngine::Create(
+          {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
+  std::unique_ptr<KvSender> sender;
+  std::unique_ptr<PrefillNode> node;
+  node::ThreadStepExecutor executor(loop);
+  loop.RunAndWait([&] {
+    kv::KvArena& arena = engine->runner().kv();
+    sender = std::make_unique<KvSender>(
+        transfer::NodeIdentity{
+            .incarnation = runtime.incarnation(),
+            .compatibility_hash = engine->runner().compatibility_hash(),
+            .numeric_class = engine->runner().numeric_class(),
+            .layout = transfer::DescribeLayout(arena.layout(), arena.layout().kv_heads, 1, 0, 0)},
+        arena, std::move(transfer), loop, runtime.registry(), KvSender::Options{});
+    node = std::make_unique<PrefillNode>(
+        PrefillNode::Options{.incarnation = runtime.incarnation(),
+                             .model_name = runtime.model_name(),
+                             .max_context_tokens = runtime.max_context_tokens(),
+                             .scheduler = {.step_rows = config.node.step_rows,
+                                           .step_logits = config.step_logits,
+                                           .max_jobs = config.max_prompts,
+                                           .max_queued_tokens = config.max_queued_tokens},
+                             .max_prefill_time = config.max_prefill_time,
+                             .router_timeout = config.node.router_timeout},
+        *engine, *sender, executor, loop, *channel, metrics);
+    node->Start();
+  });
+  const absl::Status ready = runtime.SetReady(channel->endpoint());
+  if (ready.ok()) {
+    runtime.RunUntilStopped(
+        loop, [&] { node->Drain(); }, [&] { return node->idle(); });
+  }
+  loop.Stop();
+  return ready;
+}
+
+int Main(int argc, const char* const* argv) {
+  PrefillConfig config;
+  config.node.control = "0.0.0.0:9101";
+  config.node.http = "0.0.0.0:9401";
+  config::FlagSet flags("lynx-prefill",
+                        "A prefill node: computes prompts and hands their KV to decode nodes.");
+  node::AddNodeFlags(flags, config.node);
+  flags.AddInt("step-logits", &config.step_logits, {1, 65536},
+               "most rows of a step whose logits are wanted (prompts' log-probabilities)");
+  flags.AddInt("max-prompts", &config.max_prompts, {1, 1 << 20},
+               "prompts waiting or running; more are refused as busy");
+  flags.AddInt("max-queued-tokens", &config.max_queued_tokens, {1, int64_t{1} << 40},
+               "prompt tokens not yet computed; more are refused as busy");
+  flags.AddDuration("max-prefill-time", &config.max_prefill_time, {absl::Seconds(1)},
+                    "longest time from a prompt's arrival to its hand-off");
+  return node::RunNode(flags, argc, argv, config.node, "prefill",
+                       [&](node::NodeRuntime& runtime) { return Serve(runtime, config); });
+}
+
+}  // namespace
+}  // namespace lynx::prefill
+
+int main(int argc, char** argv) { return lynx::prefill::Main(argc, argv); }
