@@ -1,0 +1,167 @@
+#include "services/router/router_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/file.h"
+#include "common/base/json_shape.h"
+#include "common/base/status_macros.h"
+#include "common/config/flag_set.h"
+
+namespace lynx::router {
+namespace {
+
+constexpr size_t kMaxConfigBytes = 4 << 20;
+
+absl::StatusOr<int32_t> PositiveInt(const nlohmann::json& config, const char* key,
+                                    const std::string& file) {
+  // Multimodal wrappers keep the language model's numbers one level down.
+  for (const char* scope : {"", "text_config"}) {
+    const nlohmann::json* object = &config;
+    if (*scope != '\0') {
+      auto inner = config.find(scope);
+      if (inner == config.end() || !inner->is_object()) continue;
+      object = &*inner;
+    }
+    auto value = object->find(key);
+    if (value == object->end()) continue;
+    if (!value->is_number_integer() || *value < 1 || *value > INT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is ", value->dump(),
+                                                     ", not a positive 32-bit integer"));
+    }
+    return value->get<int32_t>();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is missing"));
+}
+
+}  // namespace
+
+void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
+  const config::DurationRange wait{absl::Milliseconds(10), absl::Hours(24)};
+  flags.AddString("model", &config.model,
+                  "Hugging Face model folder (required); of it the router reads the tokenizer, the "
+                  "chat template and the configuration, no weights");
+  flags.AddStrings("served-model-name", &config.served_model_names,
+                   "names of the model towards clients; nodes must serve the first; empty takes "
+                   "the folder's name");
+  flags.AddString("listen", &config.listen,
+                  "host:port of the API, health pages and metrics; port 0 picks a free one");
+  flags.AddString("admin-listen", &config.admin_listen,
+                  "host:port of health pages and metrics alone; empty: none");
+  flags.AddStrings("prefill", &config.prefill,
+                   "host:port of prefill nodes (required); a name stands for all its addresses");
+  flags.AddStrings("decode", &config.decode,
+                   "host:port of decode nodes (required); a name stands for all its addresses");
+  flags.AddString("announce", &config.announce,
+                  "file to write the bound address to once it is known");
+  flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
+                  "least severe lines to log");
+  flags.AddBool("print-config", &config.print_config, "print the effective options and exit");
+
+  flags.AddInt("max-inflight", &config.max_inflight, {1, 1 << 20},
+               "most sequences on nodes at a time");
+  flags.AddInt("max-queued", &config.max_queued, {0, 1 << 20},
+               "most sequences waiting for a node; more are refused with 429");
+  flags.AddInt("max-retries", &config.max_retries, {0, 100},
+               "how often a sequence may start over before its first token");
+  flags.AddInt("max-context-tokens", &config.max_context_tokens, {0, 1 << 30},
+               "most tokens of prompt and answer together; 0 takes the model's limit");
+  flags.AddInt("max-connections", &config.max_connections, {1, 1 << 20},
+               "most HTTP connections at a time");
+  flags.AddBytes("max-body", &config.max_body_bytes, {1024, int64_t{1} << 32},
+                 "most bytes of a request's body");
+
+  flags.AddDuration("queue-timeout", &config.queue_timeout, wait,
+                    "how long a sequence may wait for a node");
+  flags.AddDuration("request-timeout", &config.request_timeout, wait,
+                    "most time for a request in all");
+  flags.AddDuration("reserve-timeout", &config.reserve_timeout, wait,
+                    "how long a decode node may take to answer a reservation");
+  flags.AddDuration("grant-lease", &config.grant_lease, wait,
+                    "how long decode keeps room for a hand-off that has not begun");
+  flags.AddDuration("first-token-timeout", &config.first_token_timeout, wait,
+                    "how long a prefill node may take to the first token, its queue included");
+  flags.AddDuration("token-timeout", &config.token_timeout, wait,
+                    "how long a decode node may take between tokens");
+  flags.AddDuration("handoff-timeout", &config.handoff_timeout, wait,
+                    "how long decode may be silent once the prefill node of a sequence is gone");
+  flags.AddDuration("gap-timeout", &config.gap_timeout, wait,
+                    "how long a missing token may be on its way before it counts as lost");
+  flags.AddDuration("heartbeat-interval", &config.heartbeat_interval,
+                    {absl::Milliseconds(10), absl::Minutes(1)}, "time between heartbeats to nodes");
+  flags.AddDuration("suspect-after", &config.suspect_after, {},
+                    "silence after which a node gets no new work; 0: three heartbeats");
+  flags.AddDuration("gone-after", &config.gone_after, {},
+                    "silence after which a node's sequences are given up; 0: ten heartbeats");
+  flags.AddDuration("resolve-interval", &config.resolve_interval,
+                    {absl::Milliseconds(100), absl::Hours(24)},
+                    "time between look-ups of the nodes' names");
+  flags.AddDuration("stream-heartbeat", &config.stream_heartbeat, wait,
+                    "silence after which a stream gets a comment, so that no proxy closes it");
+  flags.AddDuration("drain-timeout", &config.drain_timeout, {absl::ZeroDuration(), absl::Hours(24)},
+                    "after SIGTERM, how long streams may take to finish");
+}
+
+absl::Status CompleteRouterConfig(RouterConfig& config) {
+  if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
+  if (config.prefill.empty() || config.decode.empty()) {
+    return absl::InvalidArgumentError("--prefill and --decode are required");
+  }
+  if (config.served_model_names.empty()) {
+    std::filesystem::path folder = std::filesystem::path(config.model).lexically_normal();
+    if (!folder.has_filename()) folder = folder.parent_path();
+    if (folder.filename() == "." || folder.filename() == ".." || folder.filename().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--model ", config.model, " names no folder; give --served-model-name"));
+    }
+    config.served_model_names = {folder.filename().string()};
+  }
+  if (config.suspect_after == absl::ZeroDuration()) {
+    config.suspect_after = 3 * config.heartbeat_interval;
+  }
+  if (config.gone_after == absl::ZeroDuration()) config.gone_after = 10 * config.heartbeat_interval;
+  if (config.suspect_after <= config.heartbeat_interval ||
+      config.gone_after <= config.suspect_after) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--heartbeat-interval ", absl::FormatDuration(config.heartbeat_interval),
+        " must be less than --suspect-after ", absl::FormatDuration(config.suspect_after),
+        ", and that less than --gone-after ", absl::FormatDuration(config.gone_after)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& flag, const std::string& text) {
+  const size_t colon = text.rfind(':');
+  int port = -1;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(text.substr(colon + 1), &port) || port < 0 || port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, " \"", text, "\" is not host:port or [IPv6]:port"));
+  }
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  return ListenAddress{host, static_cast<uint16_t>(port)};
+}
+
+absl::StatusOr<ModelInfo> LoadModelInfo(const std::filesystem::path& model_dir) {
+  const std::filesystem::path path = model_dir / "config.json";
+  const std::string file = path.string();
+  LYNX_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+  if (absl::Status shape = CheckJsonShape(text); !shape.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", shape.message()));
+  }
+  const nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, " is not a JSON object"));
+  }
+  ModelInfo info;
+  LYNX_ASSIGN_OR_RETURN(info.vocab_size, PositiveInt(config, "vocab_size", file));
+  LYNX_ASSIGN_OR_RETURN(info.max_context_tokens,
+                        PositiveInt(config, "max_position_embeddings", file));
+  return info;
+}
+
+}  // namespace lynx::router
