@@ -11,13 +11,14 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
+#include "common/concurrency/stop_signal.h"
 #include "common/config/flag_set.h"
 #include "common/engine/engine.h"
 #include "common/http/health.h"
 #include "common/http/routes.h"
 #include "common/http/server.h"
 #include "common/node/node_config.h"
-#include "common/node/stop_signal.h"
+#include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
 
 namespace lynx::node {
@@ -60,7 +61,7 @@ class NodeRuntime {
   const NodeConfig config_;
   const absl::Time began_ = SteadyClock::Instance().Now();
   const Incarnation incarnation_ = RandomId();
-  StopSignal stop_;
+  StopSignal stop_{[](const char* why) { telemetry::LogWarning(why); }};
   telemetry::Registry registry_;
   http::HealthPages health_{registry_, SteadyClock::Instance()};
   http::Routes routes_;

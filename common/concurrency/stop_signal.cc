@@ -1,13 +1,12 @@
-#include "common/node/stop_signal.h"
+#include "common/concurrency/stop_signal.h"
 
 #include <pthread.h>
 #include <signal.h>
 
 #include <cstdlib>
+#include <utility>
 
-#include "common/telemetry/log.h"
-
-namespace lynx::node {
+namespace lynx {
 namespace {
 
 sigset_t StopSet() {
@@ -20,7 +19,7 @@ sigset_t StopSet() {
 
 }  // namespace
 
-StopSignal::StopSignal() {
+StopSignal::StopSignal(std::function<void(const char* why)> log) : log_(std::move(log)) {
   const sigset_t set = StopSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   // A peer that closes its socket is an error of that call, not the end of the process.
@@ -56,11 +55,11 @@ void StopSignal::Watch() {
     MutexLock lock(mu_);
     if (stopping_) return;
     if (!armed_) {
-      telemetry::LogInfo("stopped while starting");
+      if (log_) log_("stopped while starting");
       std::_Exit(0);
     }
     if (signalled_) {
-      telemetry::LogWarning("second signal, ending without drain");
+      if (log_) log_("second signal, ending without drain");
       std::_Exit(1);
     }
     signalled_ = true;
@@ -68,4 +67,4 @@ void StopSignal::Watch() {
   }
 }
 
-}  // namespace lynx::node
+}  // namespace lynx

@@ -6,17 +6,17 @@
 
 #include "common/base/mutex.h"
 
-namespace lynx::node {
+namespace lynx {
 
 // SIGINT and SIGTERM as an event. Construct first thing in main(), before any thread starts, so
 // that every thread inherits the blocked signals.
 //
 // Until Arm() a signal ends the process at once with status 0: nothing has begun that would need
 // care. After it the first signal makes Wait() return, and a second one ends the process at once
-// with status 1.
+// with status 1. `log` hears why just before the process ends by itself like that.
 class StopSignal {
  public:
-  StopSignal();
+  explicit StopSignal(std::function<void(const char* why)> log = nullptr);
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
@@ -28,6 +28,7 @@ class StopSignal {
  private:
   void Watch() LYNX_EXCLUDES(mu_);
 
+  const std::function<void(const char*)> log_;
   Mutex mu_;
   CondVar changed_;
   bool armed_ LYNX_GUARDED_BY(mu_) = false;
@@ -36,4 +37,4 @@ class StopSignal {
   std::thread thread_;
 };
 
-}  // namespace lynx::node
+}  // namespace lynx

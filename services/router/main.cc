@@ -1,0 +1,311 @@
+// lynx-router: reads its options, builds its objects, and waits for a signal.
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/announcement.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "common/base/status_macros.h"
+#include "common/concurrency/event_loop.h"
+#include "common/concurrency/stop_signal.h"
+#include "common/config/flag_set.h"
+#include "common/http/health.h"
+#include "common/http/routes.h"
+#include "common/http/server.h"
+#include "common/rpc/zmq_channel.h"
+#include "common/telemetry/log.h"
+#include "common/telemetry/metrics.h"
+#include "common/text/chat_template.h"
+#include "common/text/model_files.h"
+#include "common/text/tokenizer.h"
+#include "services/router/front/completion_handler.h"
+#include "services/router/membership/node_registry.h"
+#include "services/router/membership/resolver.h"
+#include "services/router/placement/least_load.h"
+#include "services/router/router_config.h"
+#include "services/router/session/cluster_service.h"
+
+namespace lynx::router {
+namespace {
+
+telemetry::LogLevel LevelOf(const std::string& name) {
+  if (name == "debug") return telemetry::LogLevel::kDebug;
+  if (name == "warning") return telemetry::LogLevel::kWarning;
+  if (name == "error") return telemetry::LogLevel::kError;
+  return telemetry::LogLevel::kInfo;
+}
+
+std::string Printable(const ListenAddress& address, uint16_t port) {
+  const bool v6 = address.host.find(':') != std::string::npos;
+  return absl::StrCat(v6 ? "[" : "", address.host, v6 ? "]:" : ":", port);
+}
+
+// What the model folder says about requests.
+struct Model {
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::unique_ptr<text::ChatTemplate> chat_template;  // Null: the model has none.
+  ModelInfo info;
+  RequestLimits limits;
+};
+
+absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
+  Model model;
+  LYNX_ASSIGN_OR_RETURN(model.info, LoadModelInfo(config.model));
+  LYNX_ASSIGN_OR_RETURN(model.tokenizer, text::Tokenizer::Load(config.model));
+  auto chat_template = text::ChatTemplate::Load(config.model);
+  if (chat_template.ok()) {
+    model.chat_template = *std::move(chat_template);
+  } else if (!absl::IsNotFound(chat_template.status())) {
+    return chat_template.status();
+  }
+  RequestLimits& limits = model.limits;
+  limits.model_names = config.served_model_names;
+  limits.vocab_size = model.info.vocab_size;
+  limits.max_context_tokens =
+      config.max_context_tokens == 0
+          ? model.info.max_context_tokens
+          : std::min(config.max_context_tokens, model.info.max_context_tokens);
+  LYNX_ASSIGN_OR_RETURN(limits.end_token_ids,
+                        text::LoadStopTokenIds(config.model, *model.tokenizer));
+  LYNX_ASSIGN_OR_RETURN(const text::GenerationDefaults defaults,
+                        text::LoadGenerationDefaults(config.model));
+  ApplyDefaults(defaults, limits);
+  return model;
+}
+
+NodeRegistry::Options RegistryOptions(const RouterConfig& config, const ModelInfo& info,
+                                      Incarnation incarnation) {
+  NodeRegistry::Options options;
+  options.prefill = config.prefill;
+  options.decode = config.decode;
+  options.incarnation = incarnation;
+  options.heartbeat_interval = config.heartbeat_interval;
+  options.resolve_interval = config.resolve_interval;
+  options.table.suspect_after = config.suspect_after;
+  options.table.gone_after = config.gone_after;
+  options.table.model_name = config.served_model_names.front();
+  options.table.vocab_size = info.vocab_size;
+  options.jitter_seed = incarnation;
+  return options;
+}
+
+ClusterService::Options ServiceOptions(const RouterConfig& config) {
+  ClusterService::Options options;
+  options.session.max_retries = config.max_retries;
+  options.session.queue_timeout = config.queue_timeout;
+  options.session.reserve_timeout = config.reserve_timeout;
+  options.session.first_token_timeout = config.first_token_timeout;
+  options.session.token_timeout = config.token_timeout;
+  options.session.handoff_timeout = config.handoff_timeout;
+  options.session.gap_timeout = config.gap_timeout;
+  options.admission.max_in_flight = static_cast<size_t>(config.max_inflight);
+  options.admission.max_queued = static_cast<size_t>(config.max_queued);
+  options.grant_lease = config.grant_lease;
+  options.max_duration = config.request_timeout;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<http::HttpServer>> Listen(const RouterConfig& config,
+                                                         const char* name,
+                                                         const ListenAddress& address,
+                                                         telemetry::Registry& metrics,
+                                                         http::RequestHandler& handler) {
+  http::ServerOptions options;
+  options.name = name;
+  options.address = address.host;
+  options.port = address.port;
+  options.max_connections = static_cast<size_t>(config.max_connections);
+  options.max_body_bytes = static_cast<uint64_t>(config.max_body_bytes);
+  options.registry = &metrics;
+  return http::HttpServer::Create(options, handler);
+}
+
+// Runs something on the loop again and again, until destroyed on the loop or with it stopped.
+class Repeated {
+ public:
+  Repeated(EventLoop& loop, absl::Duration interval, std::function<void()> task)
+      : loop_(loop), interval_(interval), task_(std::move(task)) {
+    Run();
+  }
+  ~Repeated() { loop_.CancelTimer(timer_); }
+
+ private:
+  void Run() {
+    task_();
+    timer_ = loop_.RunAfter(interval_, [this] { Run(); });
+  }
+
+  EventLoop& loop_;
+  const absl::Duration interval_;
+  const std::function<void()> task_;
+  TimerId timer_ = 0;
+};
+
+// Waits on the main thread for something that happens on the loop.
+class Event {
+ public:
+  void Set() {
+    MutexLock lock(mu_);
+    set_ = true;
+    changed_.NotifyAll();
+  }
+  // False when `timeout` passed first.
+  bool WaitFor(absl::Duration timeout) {
+    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+    MutexLock lock(mu_);
+    while (!set_) {
+      if (!changed_.WaitUntil(mu_, deadline)) return set_;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool set_ LYNX_GUARDED_BY(mu_) = false;
+};
+
+absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal& stop) {
+  LYNX_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress("listen", config.listen));
+  std::optional<ListenAddress> admin_listen;
+  if (!config.admin_listen.empty()) {
+    LYNX_ASSIGN_OR_RETURN(admin_listen, ParseListenAddress("admin-listen", config.admin_listen));
+  }
+  LYNX_ASSIGN_OR_RETURN(Model model, LoadModel(config));
+
+  // In this order, so that each outlives what borrows it; the loop's own part is destroyed on the
+  // loop, at the end.
+  telemetry::Registry metrics;
+  ThreadEventLoop loop;
+  http::HealthPages health(metrics, loop.clock());
+  health.SetNotReady("cluster", "not connected to any node yet");
+
+  LYNX_ASSIGN_OR_RETURN(auto channel, rpc::ZmqChannel::Create({}, loop, metrics));
+  SystemResolver resolver(loop);
+  LYNX_ASSIGN_OR_RETURN(auto nodes,
+                        NodeRegistry::Create(RegistryOptions(config, model.info, incarnation), loop,
+                                             *channel, resolver, metrics));
+  auto service = std::make_unique<ClusterService>(
+      ServiceOptions(config), loop, *nodes, std::make_unique<LeastLoad>(), metrics, &RandomId);
+
+  FrontOptions front;
+  front.limits = model.limits;
+  front.system_fingerprint = absl::StrCat("lynx-", config.served_model_names.front());
+  front.heartbeat_interval = config.stream_heartbeat;
+  front.request_timeout = config.request_timeout;
+  CompletionHandler handler(std::move(front), *model.tokenizer, model.chat_template.get(), *service,
+                            loop, metrics);
+  http::Routes routes(&handler);
+  http::Routes admin_routes;
+  health.AddTo(routes);
+  health.AddTo(admin_routes);
+
+  LYNX_ASSIGN_OR_RETURN(auto server, Listen(config, "api", listen, metrics, routes));
+  std::unique_ptr<http::HttpServer> admin;
+  if (admin_listen.has_value()) {
+    LYNX_ASSIGN_OR_RETURN(admin, Listen(config, "admin", *admin_listen, metrics, admin_routes));
+  }
+
+  const std::string address = Printable(listen, server->port());
+  if (!config.announce.empty()) {
+    LYNX_RETURN_IF_ERROR(WriteAnnouncement(config.announce, {.http = address, .control = ""}));
+  }
+
+  // From here on nothing fails: what runs on the loop is taken down on the loop.
+  std::unique_ptr<Repeated> readiness;
+  loop.RunAndWait([&] {
+    nodes->Start(*service);
+    readiness = std::make_unique<Repeated>(loop, absl::Milliseconds(50), [&] {
+      const ClusterView view = service->View();
+      if (view.ready) {
+        health.ClearNotReady("cluster");
+      } else {
+        health.SetNotReady("cluster", view.reason);
+      }
+    });
+  });
+  health.WatchLoop("router", loop, absl::Seconds(10));
+  health.SetStarted();
+  stop.Arm();
+  server->Start();
+  if (admin != nullptr) admin->Start();
+  telemetry::LogInfo("listening", {{"address", address},
+                                   {"model", config.served_model_names.front()},
+                                   {"prefill", absl::StrJoin(config.prefill, ",")},
+                                   {"decode", absl::StrJoin(config.decode, ",")}});
+
+  stop.Wait();
+  // The listener stays open while streams finish: whoever still comes hears 503, not a refused
+  // connection, and probes see why.
+  telemetry::LogInfo("draining", {{"timeout", absl::FormatDuration(config.drain_timeout)}});
+  health.SetNotReady("draining", "this router is shutting down");
+  Event idle;
+  std::unique_ptr<Repeated> watch;
+  loop.RunAndWait([&] {
+    service->Drain();
+    watch = std::make_unique<Repeated>(loop, absl::Milliseconds(20), [&] {
+      if (handler.sessions() == 0 && service->size() == 0) idle.Set();
+    });
+  });
+  const bool finished = idle.WaitFor(config.drain_timeout);
+  loop.RunAndWait([&] {
+    watch.reset();
+    service->Shutdown();
+  });
+  server->Stop(absl::Seconds(2));
+  if (admin != nullptr) admin->Stop(absl::ZeroDuration());
+  loop.RunAndWait([&] {
+    readiness.reset();
+    service->Shutdown();
+    nodes.reset();
+    channel.reset();
+  });
+  loop.Stop();
+  telemetry::LogInfo("stopped", {{"drained", finished ? "true" : "false"}});
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  StopSignal stop([](const char* why) { telemetry::LogWarning(why); });
+  RouterConfig config;
+  config::FlagSet flags("lynx-router",
+                        "Takes OpenAI-style requests and runs them on prefill and decode nodes.");
+  AddRouterFlags(flags, config);
+  auto outcome = flags.Parse(argc, argv);
+  if (!outcome.ok()) {
+    std::cerr << "lynx-router: " << outcome.status().message() << "\n";
+    return 2;
+  }
+  if (*outcome == config::ParseOutcome::kPrinted) return 0;
+  if (absl::Status complete = CompleteRouterConfig(config); !complete.ok()) {
+    std::cerr << "lynx-router: " << complete.message() << "\n";
+    return 2;
+  }
+  if (config.print_config) {
+    std::cout << flags.Describe() << "\n";
+    return 0;
+  }
+  const Incarnation incarnation = RandomId();
+  telemetry::ConfigureLog({.min_level = LevelOf(config.log_level),
+                           .component = "router",
+                           .incarnation = HexId(incarnation)});
+  telemetry::LogInfo("starting", {{"options", flags.Describe()}});
+  if (absl::Status status = Run(config, incarnation, stop); !status.ok()) {
+    telemetry::LogError("cannot run", {{"error", status.ToString()}});
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lynx::router
+
+int main(int argc, char** argv) { return lynx::router::Main(argc, argv); }
