@@ -177,6 +177,11 @@ void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
       }
       return;
     case proto::Envelope::kTerminal:
+      // The usual answer to our Cancel: nothing to count.
+      if (envelope.terminal().kind() == proto::Terminal::KIND_CANCELLED &&
+          !wires_.contains(envelope.terminal().sequence())) {
+        return;
+      }
       OnSequence(from, envelope.terminal().sequence(), false, [&](SequenceSession& session) {
         return session.OnTerminal(from, envelope.terminal(), now);
       });
