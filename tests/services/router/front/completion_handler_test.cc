@@ -4,7 +4,6 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -893,11 +892,11 @@ TEST_F(CompletionHandlerTest, RequestTextNeverReachesTheMetrics) {
   EXPECT_THAT(registry_.Render(), Not(HasSubstr("secret")));
   EXPECT_EQ(Metric(R"(lynx_router_requests_total{api="chat",code="404",model_name="other")"),
             static_cast<double>(names.size()));
-  const std::regex line_form(
-      R"((# (HELP|TYPE) .*)|([a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})? [-+0-9.eENaInf]+))");
+  constexpr char kLine[] =
+      R"((# (HELP|TYPE) .*)|([a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})? [-+0-9.eENaInf]+))";
   std::istringstream text(registry_.Render());
   for (std::string line; std::getline(text, line);) {
-    EXPECT_TRUE(std::regex_match(line, line_form)) << line;
+    EXPECT_THAT(line, ::testing::MatchesRegex(kLine));
   }
 }
 
