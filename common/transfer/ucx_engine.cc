@@ -305,8 +305,8 @@ absl::Status UcxWorker::Init() {
   set("TLS", options_.transports);
   set("NET_DEVICES", options_.net_devices);
   // A chunk then is one message of the transport. The environment has the last word.
-  for (const char* name : {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"}) {
-    if (std::getenv(absl::StrCat("UCX_", name).c_str()) == nullptr) set(name, "72k");
+  for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
+    if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, "72k");
   }
   if (status != UCS_OK) {
     ucp_config_release(config);

@@ -1,0 +1,105 @@
+#include "common/transfer/copy_plan.h"
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/transfer/checksum.h"
+#include "common/transfer/handshake.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace lynx::transfer {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr kv::KvLayout kLayout = {
+    .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = DType::kBf16};
+
+proto::LayoutDescriptor Descriptor() { return DescribeLayout(kLayout, 2, 1, 0, 0); }
+
+TEST(CopyPlanTest, EqualLayoutsCopyTheBlockAsItIs) {
+  auto plan = PlanCopy(Descriptor(), Descriptor());
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_EQ(plan->from_block_bytes, kLayout.BlockLayerBytes());
+  EXPECT_EQ(plan->to_block_bytes, kLayout.BlockLayerBytes());
+  ASSERT_THAT(plan->slices, SizeIs(1));
+  EXPECT_EQ(plan->slices[0], (CopySlice{0, 0, kLayout.BlockLayerBytes()}));
+
+  std::vector<std::byte> from(static_cast<size_t>(plan->from_block_bytes));
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7);
+  std::vector<std::byte> to(from.size());
+  CopyBlock(*plan, from, to);
+  EXPECT_TRUE(from == to);
+}
+
+TEST(CopyPlanTest, TheSecondRankOfAPairCopiesItsOwnHeads) {
+  const auto rank1 = DescribeLayout(kLayout, 4, 2, 1, 2);
+  EXPECT_THAT(PlanCopy(rank1, rank1), IsOk());
+  EXPECT_THAT(
+      PlanCopy(DescribeLayout(kLayout, 4, 2, 0, 0), rank1),
+      StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("0..2"), HasSubstr("2..4"))));
+}
+
+TEST(CopyPlanTest, DescriptorsThatContradictThemselvesAreInvalid) {
+  using Change = void (*)(proto::LayoutDescriptor&);
+  const Change changes[] = {
+      [](auto& d) { d.set_kind(proto::LayoutDescriptor::KIND_UNSPECIFIED); },
+      [](auto& d) { d.set_layers(0); },
+      [](auto& d) { d.set_layers(1 << 30); },
+      [](auto& d) { d.set_head_dim(-64); },
+      [](auto& d) { d.set_tp_rank(1); },
+      [](auto& d) { d.set_head_begin(-1); },
+      [](auto& d) { d.set_head_end(0); },
+      [](auto& d) { d.set_head_end(3); },
+      [](auto& d) { d.set_dtype("f8"); },
+      [](auto& d) { d.Clear(); },
+  };
+  for (Change change : changes) {
+    proto::LayoutDescriptor bad = Descriptor();
+    change(bad);
+    SCOPED_TRACE(bad.ShortDebugString());
+    EXPECT_THAT(PlanCopy(bad, Descriptor()), StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_THAT(PlanCopy(Descriptor(), bad), StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+}
+
+TEST(HandshakeTest, AnotherVersionIsRefusedNamingBoth) {
+  const NodeIdentity self = {7, "hash", "class", Descriptor()};
+  proto::TransferHeader header = MakeHeader(9, 7);
+  *header.mutable_handshake() = MakeHandshake(self);
+  EXPECT_THAT(CheckHandshake(self, header), IsOk());
+  header.set_version(99);
+  EXPECT_THAT(CheckHandshake(self, header), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                     AllOf(HasSubstr("99"), HasSubstr("1"))));
+}
+
+TEST(HandshakeTest, AFormerIncarnationIsUnavailable) {
+  const NodeIdentity self = {7, "hash", "class", Descriptor()};
+  proto::TransferHeader header = MakeHeader(9, 6);
+  *header.mutable_handshake() = MakeHandshake(self);
+  EXPECT_THAT(CheckHandshake(self, header), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST(HandshakeTest, PatternsOfTwoSendersDiffer) {
+  EXPECT_THAT(SelfTestPattern(1), SizeIs(kPatternBytes));
+  EXPECT_NE(Checksum(SelfTestPattern(1)), Checksum(SelfTestPattern(2)));
+}
+
+TEST(HandshakeTest, ReplyMessagesAreBoundedAndValidText) {
+  const std::string long_text = std::string(1023, 'x') + "\xc3\xa9\xff";
+  const std::string text = ReplyMessage(absl::InternalError(long_text));
+  EXPECT_EQ(text, std::string(1023, 'x'));
+  EXPECT_EQ(StatusFromReply(0, "no").code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(StatusFromReply(4711, "no").code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(StatusFromReply(14, "no").code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace lynx::transfer
