@@ -189,6 +189,16 @@ TEST(ChatTemplateTest, RenderingAlwaysEnds) {
            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
            "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
            "{% for i in range(100000) %}{% set n = namespace() %}{% endfor %}",
+           "{% set s = 'ab ' * 100000 %}{% for i in range(99999) %}{{ s.split() | length }}{% "
+           "endfor %}",
+           "{% set s = 'ab ' * 1000000 %}{% for i in range(99999) %}{{ s | trim | length }}{% "
+           "endfor %}",
+           "{% set s = [1] * 1000000 %}{% for i in range(99999) %}{{ s == s }}{% endfor %}",
+           "{% set s = 'a' * 3000000 %}{% for i in range(99999) %}{{ s[0] }}{% endfor %}",
+           "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+           "{% endfor %}{{ ns.x }}",
+           "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+           "{% endfor %}{{ ns }}",
            "{{ ('a' * 1000000).replace('', 'b' * 1000) }}"}) {
     EXPECT_THAT(Render(source), StatusIs(absl::StatusCode::kOutOfRange)) << source;
   }

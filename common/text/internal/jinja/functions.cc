@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 #include "common/text/internal/pre_tokenizer.h"
 
 namespace lynx::text::jinja {
@@ -26,6 +27,9 @@ namespace {
 using Params = std::vector<std::string_view>;
 using Bound = std::vector<std::optional<Value>>;
 using FilterFunction = absl::StatusOr<Value> (*)(const Value&, const Bound&, Budget&);
+
+// Of a byte of text that is looked at character by character.
+constexpr int64_t kCodePointCost = 4;
 
 absl::Status Bad(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
 
@@ -129,6 +133,7 @@ absl::StatusOr<Value> Replace(const std::string& text, const std::string& from,
   std::string out;
   if (from.empty()) {
     for (const std::string_view c : CodePoints(text)) {
+      LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(to.size()) + kCodePointCost));
       if (count != 0) out += to;
       if (count > 0) --count;
       out += c;
@@ -175,59 +180,66 @@ std::vector<std::string_view> SplitLines(std::string_view text) {
 absl::StatusOr<Value> ListOfStrings(const std::vector<std::string>& parts, Budget& budget) {
   std::vector<Value> items;
   for (const std::string& part : parts) {
-    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(part.size()) + 16));
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(part.size()) + 4 * kItemCost));
     items.emplace_back(part);
   }
   return MakeList(std::move(items));
 }
 
-absl::StatusOr<Value> Split(const std::string& text, const std::optional<Value>& separator,
-                            int64_t limit, bool from_right, Budget& budget) {
-  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+// The words of `text`, at most `limit` cuts, from either end.
+std::vector<std::string> SplitBySpace(std::string_view text, int64_t limit, bool from_right) {
   std::vector<std::string> parts;
-  const auto full = [&] { return limit >= 0 && static_cast<int64_t>(parts.size()) >= limit; };
-  std::string_view rest = text;
-  const bool by_space = !separator.has_value() || separator->is_none();
-  std::string mark;
-  if (!by_space) {
-    LYNX_ASSIGN_OR_RETURN(mark, StringOf(separator, "the separator"));
-    if (mark.empty()) return Bad("the separator is empty");
-  }
-  if (by_space) rest = StripSpace(rest, !from_right, from_right);
-  while (!(by_space && rest.empty())) {
-    size_t cut = std::string_view::npos;
-    size_t width = mark.size();
-    if (!full() && !by_space) cut = from_right ? rest.rfind(mark) : rest.find(mark);
-    if (!full() && by_space) {
-      const std::vector<std::string_view> all = CodePoints(rest);
-      const auto space = [](std::string_view c) { return IsSpace(c); };
-      if (!from_right) {
-        const auto hit = std::find_if(all.begin(), all.end(), space);
-        if (hit != all.end()) cut = static_cast<size_t>(hit->data() - rest.data());
-        LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(rest.size())));
-      } else {
-        const auto hit = std::find_if(all.rbegin(), all.rend(), space);
-        if (hit != all.rend()) {
-          cut = static_cast<size_t>(hit->data() - rest.data());
-          width = hit->size();
-        }
-        LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(rest.size())));
-      }
-    }
-    if (cut == std::string_view::npos) {
-      if (by_space) rest = StripSpace(rest, false, !full() && !from_right);
-      parts.emplace_back(by_space && from_right ? StripSpace(rest, true, false) : rest);
+  std::string_view rest = StripSpace(text, !from_right, from_right);
+  while (!rest.empty()) {
+    if (limit >= 0 && static_cast<int64_t>(parts.size()) >= limit) {
+      parts.emplace_back(StripSpace(rest, from_right, !from_right));
       break;
     }
+    size_t begin = 0;
+    size_t end = rest.size();
     if (from_right) {
-      parts.emplace_back(rest.substr(cut + width));
-      rest = rest.substr(0, cut);
-      if (by_space) rest = StripSpace(rest, false, true);
+      begin = end;
+      while (begin > 0) {
+        size_t previous = begin - 1;
+        while (previous > 0 && (rest[previous] & 0xC0) == 0x80) --previous;
+        if (IsSpace(rest.substr(previous, begin - previous))) break;
+        begin = previous;
+      }
     } else {
-      parts.emplace_back(rest.substr(0, cut));
-      rest = rest.substr(cut + width);
-      if (by_space) rest = StripSpace(rest, true, false);
+      end = 0;
+      while (end < rest.size()) {
+        const size_t length = std::max<size_t>(1, Utf8SequenceLength(rest.substr(end)));
+        if (IsSpace(rest.substr(end, length))) break;
+        end += length;
+      }
     }
+    parts.emplace_back(rest.substr(begin, end - begin));
+    rest = from_right ? rest.substr(0, begin) : rest.substr(end);
+    rest = StripSpace(rest, !from_right, from_right);
+  }
+  return parts;
+}
+
+absl::StatusOr<Value> Split(const std::string& text, const std::optional<Value>& separator,
+                            int64_t limit, bool from_right, Budget& budget) {
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size()) * kCodePointCost));
+  std::vector<std::string> parts;
+  if (!separator.has_value() || separator->is_none()) {
+    parts = SplitBySpace(text, limit, from_right);
+  } else {
+    LYNX_ASSIGN_OR_RETURN(const std::string mark, StringOf(separator, "the separator"));
+    if (mark.empty()) return Bad("the separator is empty");
+    std::string_view rest = text;
+    for (;;) {
+      const bool full = limit >= 0 && static_cast<int64_t>(parts.size()) >= limit;
+      const size_t cut = full         ? std::string_view::npos
+                         : from_right ? rest.rfind(mark)
+                                      : rest.find(mark);
+      if (cut == std::string_view::npos) break;
+      parts.emplace_back(from_right ? rest.substr(cut + mark.size()) : rest.substr(0, cut));
+      rest = from_right ? rest.substr(0, cut) : rest.substr(cut + mark.size());
+    }
+    parts.emplace_back(rest);
   }
   if (from_right) std::reverse(parts.begin(), parts.end());
   return ListOfStrings(parts, budget);
@@ -281,18 +293,18 @@ absl::StatusOr<size_t> Length(const Value& value) {
 }
 
 // "a.b.0" of `value`, or `value` itself without a path.
-absl::StatusOr<Value> Follow(const Value& value, const std::optional<Value>& path) {
+absl::StatusOr<Value> Follow(const Value& value, const std::optional<Value>& path, Budget& budget) {
   if (!path.has_value() || path->is_none()) return value;
-  if (path->is_int()) return GetItem(value, *path);
+  if (path->is_int()) return GetItem(value, *path, budget);
   LYNX_ASSIGN_OR_RETURN(const std::string text, StringOf(path, "'attribute'"));
   Value current = value;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t dot = std::min(text.find('.', begin), text.size());
     const std::string part = text.substr(begin, dot - begin);
     int64_t index = 0;
-    LYNX_ASSIGN_OR_RETURN(
-        current, GetItem(current, absl::SimpleAtoi(part, &index) && index >= 0 ? Value(index)
-                                                                               : Value(part)));
+    LYNX_RETURN_IF_ERROR(budget.Spend(kItemCost));
+    const bool is_index = absl::SimpleAtoi(part, &index) && index >= 0;
+    LYNX_ASSIGN_OR_RETURN(current, GetItem(current, is_index ? Value(index) : Value(part), budget));
     begin = dot + 1;
   }
   return current;
@@ -304,13 +316,16 @@ absl::StatusOr<Value> Folded(const Value& value, bool case_sensitive) {
   return Value(std::move(lower));
 }
 
+// More than any budget, and small enough to be multiplied.
+int64_t CappedWeight(const Value& value) { return std::min(value.weight(), int64_t{1} << 32); }
+
 // Items with the keys they are compared by, in order.
 absl::StatusOr<std::vector<Value>> Sorted(const std::vector<Value>& items,
                                           const std::optional<Value>& attribute,
                                           bool case_sensitive, bool reverse, Budget& budget) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& item : items) {
-    LYNX_ASSIGN_OR_RETURN(const Value key, Follow(item, attribute));
+    LYNX_ASSIGN_OR_RETURN(const Value key, Follow(item, attribute, budget));
     LYNX_ASSIGN_OR_RETURN(Value folded, Folded(key, case_sensitive));
     keyed.emplace_back(std::move(folded), item);
   }
@@ -320,7 +335,9 @@ absl::StatusOr<std::vector<Value>> Sorted(const std::vector<Value>& items,
     LYNX_ASSIGN_OR_RETURN(const int order, Compare(keyed[i - 1].first, keyed[i].first));
     (void)order;
   }
-  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 32));
+  int64_t weight = 0;
+  for (const auto& [key, item] : keyed) weight += kItemCost + CappedWeight(key) / 4;
+  LYNX_RETURN_IF_ERROR(budget.Spend(weight * 20));  // Not over 2^20 items get here.
   std::stable_sort(keyed.begin(), keyed.end(), [reverse](const auto& a, const auto& b) {
     const absl::StatusOr<int> order = Compare(a.first, b.first);
     return order.ok() && (reverse ? *order > 0 : *order < 0);
@@ -330,12 +347,12 @@ absl::StatusOr<std::vector<Value>> Sorted(const std::vector<Value>& items,
   return sorted;
 }
 
-absl::StatusOr<Value> Extreme(const Value& value, const Bound& args, bool largest) {
+absl::StatusOr<Value> Extreme(const Value& value, const Bound& args, bool largest, Budget& budget) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
   std::optional<Value> best;
   std::optional<Value> best_key;
   for (const Value& item : items) {
-    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1]));
+    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1], budget));
     LYNX_ASSIGN_OR_RETURN(const Value key, Folded(raw, FlagOf(args[0], false)));
     if (best_key.has_value()) {
       LYNX_ASSIGN_OR_RETURN(const int order, Compare(key, *best_key));
@@ -395,7 +412,7 @@ absl::StatusOr<Value> FilterJoin(const Value& value, const Bound& args, Budget& 
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
   std::string out;
   for (size_t i = 0; i < items.size(); ++i) {
-    LYNX_ASSIGN_OR_RETURN(const Value item, Follow(items[i], args[1]));
+    LYNX_ASSIGN_OR_RETURN(const Value item, Follow(items[i], args[1], budget));
     LYNX_ASSIGN_OR_RETURN(const std::string text, Str(item));
     LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size() + separator.size())));
     if (i > 0) out += separator;
@@ -479,13 +496,31 @@ absl::StatusOr<Value> FilterDefault(const Value& value, const Bound& args, Budge
 }
 
 absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
-  return items.empty() ? Value::MakeUndefined("the first item of an empty list") : items.front();
+  if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.front();
+  if (value.dict() != nullptr && !value.dict()->items.empty()) {
+    return Value(value.dict()->items.front().first);
+  }
+  if (value.is_string() && Truthy(value)) {
+    const std::string& text = value.as_string();
+    return Value(text.substr(0, std::max<size_t>(1, Utf8SequenceLength(text))));
+  }
+  LYNX_RETURN_IF_ERROR(Iterate(value).status());
+  return Value::MakeUndefined("the first item of an empty list");
 }
 
 absl::StatusOr<Value> FilterLast(const Value& value, const Bound&, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
-  return items.empty() ? Value::MakeUndefined("the last item of an empty list") : items.back();
+  if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.back();
+  if (value.dict() != nullptr && !value.dict()->items.empty()) {
+    return Value(value.dict()->items.back().first);
+  }
+  if (value.is_string() && Truthy(value)) {
+    const std::string& text = value.as_string();
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (text[begin] & 0xC0) == 0x80) --begin;
+    return Value(text.substr(begin));
+  }
+  LYNX_RETURN_IF_ERROR(Iterate(value).status());
+  return Value::MakeUndefined("the last item of an empty list");
 }
 
 absl::StatusOr<Value> FilterReverse(const Value& value, const Bound&, Budget& budget) {
@@ -592,9 +627,12 @@ absl::StatusOr<Value> FilterUnique(const Value& value, const Bound& args, Budget
   std::vector<Value> keys;
   std::vector<Value> kept;
   for (const Value& item : items) {
-    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1]));
+    LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1], budget));
     LYNX_ASSIGN_OR_RETURN(const Value key, Folded(raw, FlagOf(args[0], false)));
-    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(keys.size())));
+    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(keys.size()) * kItemCost));
+    if (key.weight() > 0 && !key.is_string()) {
+      LYNX_RETURN_IF_ERROR(budget.Spend(CappedWeight(key) * static_cast<int64_t>(keys.size())));
+    }
     const bool seen = std::any_of(keys.begin(), keys.end(),
                                   [&key](const Value& other) { return Equal(key, other); });
     if (seen) continue;
@@ -638,7 +676,7 @@ absl::StatusOr<Value> FilterIndent(const Value& value, const Bound& args, Budget
   return Value(std::move(out));
 }
 
-absl::StatusOr<Value> FilterSum(const Value& value, const Bound& args, Budget&) {
+absl::StatusOr<Value> FilterSum(const Value& value, const Bound& args, Budget& budget) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
   bool is_float = false;
   double number = 0;
@@ -654,23 +692,28 @@ absl::StatusOr<Value> FilterSum(const Value& value, const Bound& args, Budget&) 
   };
   if (args[1].has_value()) LYNX_RETURN_IF_ERROR(add(*args[1]));
   for (const Value& item : items) {
-    LYNX_ASSIGN_OR_RETURN(const Value part, Follow(item, args[0]));
+    LYNX_ASSIGN_OR_RETURN(const Value part, Follow(item, args[0], budget));
     LYNX_RETURN_IF_ERROR(add(part));
   }
   return is_float ? Value(number) : Value(integer);
 }
 
-absl::StatusOr<Value> FilterMin(const Value& value, const Bound& args, Budget&) {
-  return Extreme(value, args, false);
+absl::StatusOr<Value> FilterMin(const Value& value, const Bound& args, Budget& budget) {
+  return Extreme(value, args, false, budget);
 }
-absl::StatusOr<Value> FilterMax(const Value& value, const Bound& args, Budget&) {
-  return Extreme(value, args, true);
+absl::StatusOr<Value> FilterMax(const Value& value, const Bound& args, Budget& budget) {
+  return Extreme(value, args, true, budget);
 }
 
 absl::StatusOr<Value> FilterAttr(const Value& value, const Bound& args, Budget&) {
   LYNX_ASSIGN_OR_RETURN(const std::string name, StringOf(args[0], "the name"));
   if (value.dict() != nullptr) return Value::MakeUndefined("attribute '" + name + "'");
   return GetAttribute(value, name);
+}
+
+template <typename Names>
+bool IsIn(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 struct FilterEntry {
@@ -725,8 +768,30 @@ const FilterEntry* FindFilter(std::string_view name) {
   return nullptr;
 }
 
+// These do not look into their subject.
+constexpr std::array<std::string_view, 9> kConstantFilters = {
+    "default", "d", "first", "last", "safe", "attr", "abs", "round", "items"};
+// And these go through all of it.
+constexpr std::array<std::string_view, 6> kDeepFilters = {"tojson", "string", "join",
+                                                          "unique", "sort",   "dictsort"};
+
 constexpr std::array<std::string_view, 5> kItemFilters = {"map", "select", "reject", "selectattr",
                                                           "rejectattr"};
+
+int64_t FilterCost(std::string_view name, const Value& value) {
+  if (IsIn(kConstantFilters, name)) return 0;
+  const bool counts = name == "length" || name == "count";
+  if (value.is_string()) return counts ? value.weight() / 8 : value.weight() * kCodePointCost;
+  if (IsIn(kDeepFilters, name)) return value.weight();
+  if (counts) return 0;
+  const size_t items = value.list() != nullptr   ? value.list()->items.size()
+                       : value.dict() != nullptr ? value.dict()->items.size()
+                                                 : 0;
+  // The others either go through a list once, or print what is no string.
+  const bool prints = !IsIn(kItemFilters, name) && name != "list" && name != "reverse" &&
+                      name != "sum" && name != "min" && name != "max";
+  return prints ? value.weight() : static_cast<int64_t>(items) * kItemCost;
+}
 
 // map, select, reject, selectattr, rejectattr: they apply another filter or test to each item.
 absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
@@ -743,7 +808,7 @@ absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
     for (const Value& item : items) {
       Value mapped;
       if (attribute.has_value()) {
-        LYNX_ASSIGN_OR_RETURN(mapped, Follow(item, attribute));
+        LYNX_ASSIGN_OR_RETURN(mapped, Follow(item, attribute, budget));
         if (mapped.is_undefined() && fallback.has_value()) mapped = *fallback;
       } else {
         const Arguments rest{{args.positional.begin() + 1, args.positional.end()}, {}};
@@ -761,13 +826,13 @@ absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
   for (const Value& item : items) {
     Value subject = item;
     if (by_attribute) {
-      LYNX_ASSIGN_OR_RETURN(subject, Follow(item, args.positional[0]));
+      LYNX_ASSIGN_OR_RETURN(subject, Follow(item, args.positional[0], budget));
     }
     bool holds = false;
     if (args.positional.size() > test_at) {
       const auto first = args.positional.begin() + static_cast<std::ptrdiff_t>(test_at);
-      LYNX_ASSIGN_OR_RETURN(
-          holds, ApplyTest(first->as_string(), subject, {{first + 1, args.positional.end()}, {}}));
+      LYNX_ASSIGN_OR_RETURN(holds, ApplyTest(first->as_string(), subject,
+                                             {{first + 1, args.positional.end()}, {}}, budget));
     } else {
       holds = Truthy(subject);
     }
@@ -796,14 +861,16 @@ constexpr std::array<std::string_view, 4> kDictMethods = {"items", "keys", "valu
 constexpr std::array<std::string_view, 2> kListMethods = {"index", "count"};
 constexpr std::array<std::string_view, 2> kLoopMethods = {"cycle", "changed"};
 
-template <typename Names>
-bool IsIn(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+int64_t StringMethodCost(const std::string& name, const std::string& text) {
+  const auto size = static_cast<int64_t>(text.size());
+  if (name == "startswith" || name == "endswith") return kItemCost;
+  if (name == "find" || name == "rfind" || name == "count" || name == "replace") return size;
+  return size * kCodePointCost;
 }
 
 absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::string& name,
                                        const Arguments& args, Budget& budget) {
-  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
+  LYNX_RETURN_IF_ERROR(budget.Spend(StringMethodCost(name, text)));
   const auto bind = [&](const Params& params) { return Bind(name, params, args); };
   if (name == "split" || name == "rsplit") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sep", "maxsplit"}));
@@ -935,8 +1002,17 @@ bool FilterTakesNamed(std::string_view filter, std::string_view argument) {
   return entry != nullptr && IsIn(entry->params, argument);
 }
 
+absl::Status SpendCompare(const Value& a, const Value& b, Budget& budget) {
+  // Strings are compared and searched fast; what holds more is gone through item by item.
+  const auto cost = [](const Value& value) {
+    return value.is_string() ? value.weight() / 8 : value.weight();
+  };
+  return budget.Spend(std::min(cost(a), cost(b)) + (b.is_string() ? cost(b) : 0));
+}
+
 absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, const Arguments& args,
                                   Budget& budget) {
+  LYNX_RETURN_IF_ERROR(budget.Spend(FilterCost(name, value)));
   if (IsIn(kItemFilters, name)) return ApplyItemFilter(name, value, args, budget);
   const FilterEntry* entry = FindFilter(name);
   if (entry == nullptr) return Bad(absl::StrCat("unknown filter '", std::string(name), "'"));
@@ -944,7 +1020,8 @@ absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, con
   return entry->function(value, bound, budget);
 }
 
-absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const Arguments& args) {
+absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const Arguments& args,
+                               Budget& budget) {
   const auto argument = [&]() -> absl::StatusOr<Value> {
     if (args.positional.size() != 1) {
       return Bad(absl::StrCat("test '", std::string(name), "' needs one argument"));
@@ -970,6 +1047,7 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
   if (name == "callable") return value.callable() != nullptr;
   if (name == "escaped") return false;
   if (name == "lower" || name == "upper") {
+    LYNX_RETURN_IF_ERROR(budget.Spend(value.weight() * kCodePointCost));
     LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
     return HasOnlyCase(text, name == "upper");
   }
@@ -984,6 +1062,7 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
     }
     return other.as_int() == -1 || value.as_int() % other.as_int() == 0;
   }
+  LYNX_RETURN_IF_ERROR(SpendCompare(value, other, budget));
   if (name == "in") return Contains(other, value);
   if (name == "equalto" || name == "eq" || name == "==") return Equal(value, other);
   if (name == "ne" || name == "!=") return !Equal(value, other);
@@ -1004,7 +1083,7 @@ absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, con
   if (const List* list = self.list()) {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"value"}, args));
     if (!bound[0].has_value()) return Bad(name + "() needs an argument");
-    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(list->items.size())));
+    LYNX_RETURN_IF_ERROR(budget.Spend(self.weight()));
     int64_t count = 0;
     for (size_t i = 0; i < list->items.size(); ++i) {
       if (!Equal(list->items[i], *bound[0])) continue;
@@ -1065,7 +1144,7 @@ absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name)
   return Value::MakeUndefined(absl::StrCat("'", name, "' of a ", object.TypeName()));
 }
 
-absl::StatusOr<Value> GetItem(const Value& object, const Value& key) {
+absl::StatusOr<Value> GetItem(const Value& object, const Value& key, Budget& budget) {
   if (object.is_undefined()) return object.UndefinedError();
   if (key.is_undefined()) return key.UndefinedError();
   if (object.dict() != nullptr && key.is_string()) {
@@ -1082,6 +1161,7 @@ absl::StatusOr<Value> GetItem(const Value& object, const Value& key) {
     if (object.list() != nullptr) {
       if (const auto index = at(object.list()->items.size())) return object.list()->items[*index];
     } else if (object.is_string()) {
+      LYNX_RETURN_IF_ERROR(budget.Spend(object.weight() * kCodePointCost));
       const std::vector<std::string_view> characters = CodePoints(object.as_string());
       if (const auto index = at(characters.size())) return Value(std::string(characters[*index]));
     }

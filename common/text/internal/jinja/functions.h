@@ -33,6 +33,9 @@ class Budget {
   int64_t left_;
 };
 
+// Pays for comparing two values.
+absl::Status SpendCompare(const Value& a, const Value& b, Budget& budget);
+
 // What a parser needs to know. For filters, `named` names must be parameters too.
 bool IsKnownFilter(std::string_view name);
 bool IsKnownTest(std::string_view name);
@@ -42,12 +45,13 @@ bool FilterTakesNamed(std::string_view filter, std::string_view argument);
 
 absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, const Arguments& args,
                                   Budget& budget);
-absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const Arguments& args);
+absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const Arguments& args,
+                               Budget& budget);
 absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, const Arguments& args,
                                  Budget& budget);
 
 // object.name and object[key]; undefined when there is no such thing.
 absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name);
-absl::StatusOr<Value> GetItem(const Value& object, const Value& key);
+absl::StatusOr<Value> GetItem(const Value& object, const Value& key, Budget& budget);
 
 }  // namespace lynx::text::jinja

@@ -112,6 +112,7 @@ class Interpreter {
           LYNX_RETURN_IF_ERROR(Write(value.as_string(), out));
           return Flow::kNext;
         }
+        LYNX_RETURN_IF_ERROR(budget_.Spend(value.weight()));
         LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
         LYNX_RETURN_IF_ERROR(Write(text, out));
         return Flow::kNext;
@@ -295,10 +296,7 @@ class Interpreter {
       case Kind::kItem: {
         LYNX_ASSIGN_OR_RETURN(const Value object, Evaluate(*expr.args[0], scope));
         LYNX_ASSIGN_OR_RETURN(const Value key, Evaluate(*expr.args[1], scope));
-        if (object.is_string()) {
-          LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(object.as_string().size())));
-        }
-        return GetItem(object, key);
+        return GetItem(object, key, budget_);
       }
       case Kind::kSlice:
         return Slice(expr, scope);
@@ -312,7 +310,7 @@ class Interpreter {
       case Kind::kTest: {
         LYNX_ASSIGN_OR_RETURN(const Value subject, Evaluate(*expr.args[0], scope));
         LYNX_ASSIGN_OR_RETURN(const Arguments args, EvaluateArguments(expr, scope));
-        LYNX_ASSIGN_OR_RETURN(const bool holds, ApplyTest(expr.text, subject, args));
+        LYNX_ASSIGN_OR_RETURN(const bool holds, ApplyTest(expr.text, subject, args, budget_));
         return Value(holds);
       }
       case Kind::kNegate:
@@ -352,8 +350,8 @@ class Interpreter {
         std::string out;
         for (const ExprPtr& part : expr.args) {
           LYNX_ASSIGN_OR_RETURN(const Value value, Evaluate(*part, scope));
+          LYNX_RETURN_IF_ERROR(budget_.Spend(value.weight()));
           LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-          LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(text.size())));
           out += text;
         }
         return Value(std::move(out));
@@ -367,12 +365,7 @@ class Interpreter {
     for (size_t i = 0; i < expr.operators.size(); ++i) {
       LYNX_ASSIGN_OR_RETURN(Value right, Evaluate(*expr.args[i + 1], scope));
       const std::string& op = expr.operators[i];
-      const Value& searched = op == "in" || op == "not in" ? right : left;
-      if (searched.is_string()) {
-        LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(searched.as_string().size() / 8)));
-      } else if (searched.list() != nullptr) {
-        LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(searched.list()->items.size())));
-      }
+      LYNX_RETURN_IF_ERROR(SpendCompare(left, right, budget_));
       bool holds = false;
       if (op == "==" || op == "!=") {
         holds = Equal(left, right) == (op == "==");
@@ -501,7 +494,7 @@ class Interpreter {
     std::vector<std::string_view> characters;
     int64_t count = 0;
     if (object.is_string()) {
-      LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(object.as_string().size())));
+      LYNX_RETURN_IF_ERROR(budget_.Spend(object.weight() * 4));
       characters = CodePoints(object.as_string());
       count = static_cast<int64_t>(characters.size());
     } else if (object.list() != nullptr) {

@@ -20,6 +20,9 @@ namespace lynx::text::jinja {
 namespace {
 
 constexpr size_t kIndexedDictSize = 8;
+// A namespace may hold the same list over and over at every level.
+constexpr size_t kMaxReprBytes = size_t{64} << 20;
+constexpr int64_t kMaxWeight = int64_t{1} << 56;
 
 absl::Status TooDeep() {
   return absl::InvalidArgumentError(
@@ -69,6 +72,7 @@ std::string StringRepr(std::string_view text) {
 // Nesting through namespaces is bounded here only: they change after they are put into lists.
 absl::Status AppendRepr(const Value& value, int depth, std::string& out) {
   if (depth > 2 * kMaxValueDepth) return TooDeep();
+  if (out.size() > kMaxReprBytes) return absl::OutOfRangeError("a printed value is too large");
   if (value.is_string()) {
     out += StringRepr(value.as_string());
     return absl::OkStatus();
@@ -320,6 +324,13 @@ int Value::depth() const {
   return 0;
 }
 
+int64_t Value::weight() const {
+  if (is_string()) return static_cast<int64_t>(as_string().size());
+  if (list() != nullptr) return list()->weight;
+  if (dict() != nullptr) return dict()->weight;
+  return 0;
+}
+
 std::optional<size_t> Dict::IndexOf(std::string_view key) const {
   if (!index_.empty()) {
     const auto it = index_.find(absl::string_view(key.data(), key.size()));
@@ -352,14 +363,22 @@ void Dict::Set(std::string key, Value value) {
 absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
   auto list = std::make_shared<List>();
   list->is_tuple = is_tuple;
-  for (const Value& item : items) list->depth = std::max(list->depth, item.depth() + 1);
+  for (const Value& item : items) {
+    list->depth = std::max(list->depth, item.depth() + 1);
+    list->weight = std::min(list->weight + kItemCost + item.weight(), kMaxWeight);
+  }
   if (list->depth > kMaxValueDepth) return TooDeep();
   list->items = std::move(items);
   return Value(std::shared_ptr<const List>(std::move(list)));
 }
 
 absl::StatusOr<Value> MakeDict(Dict dict) {
-  for (const auto& item : dict.items) dict.depth = std::max(dict.depth, item.second.depth() + 1);
+  dict.weight = 0;
+  for (const auto& [key, item] : dict.items) {
+    dict.depth = std::max(dict.depth, item.depth() + 1);
+    const int64_t key_weight = static_cast<int64_t>(key.size()) + kItemCost;
+    dict.weight = std::min(dict.weight + key_weight + item.weight(), kMaxWeight);
+  }
   if (dict.depth > kMaxValueDepth) return TooDeep();
   return Value(std::shared_ptr<const Dict>(std::make_shared<Dict>(std::move(dict))));
 }

@@ -20,6 +20,8 @@ namespace lynx::text::jinja {
 
 // Lists and dicts nest no deeper, so that printing, comparing and destroying them may recurse.
 inline constexpr int kMaxValueDepth = 128;
+// What handling one item of a list costs, in bytes handled in the same time.
+inline constexpr int64_t kItemCost = 16;
 
 struct List;
 struct Dict;
@@ -79,6 +81,8 @@ class Value {
   absl::Status UndefinedError() const;
   const char* TypeName() const;
   int depth() const;
+  // What going through all of it costs: roughly its bytes, at every depth.
+  int64_t weight() const;
 
  private:
   template <typename T>
@@ -101,12 +105,14 @@ struct List {
   std::vector<Value> items;
   bool is_tuple = false;
   int depth = 1;
+  int64_t weight = 0;
 };
 
 // Keeps the order of insertion, as Python's dict does.
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;
   int depth = 1;
+  int64_t weight = 0;
 
   const Value* Find(std::string_view key) const;
   void Set(std::string key, Value value);
