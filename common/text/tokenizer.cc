@@ -18,6 +18,7 @@ using internal::FindField;
 using internal::Json;
 
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr size_t kMaxTextBytes = size_t{256} << 20;
 
 absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(const Json& root, const std::string& file) {
@@ -178,7 +179,29 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
       if (impl->Find(id) == nullptr) return BadJson(post, absl::StrCat("id ", id, " is no token"));
     }
   }
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
+  auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
+  LYNX_RETURN_IF_ERROR(tokenizer->AddConfiguredBos((model_dir / "tokenizer_config.json").string()));
+  return tokenizer;
+}
+
+absl::Status Tokenizer::AddConfiguredBos(const std::string& file) {
+  absl::StatusOr<Json> config = internal::ReadJsonObject(file, kMaxConfigBytes);
+  if (absl::IsNotFound(config.status())) return absl::OkStatus();
+  LYNX_RETURN_IF_ERROR(config.status());
+  LYNX_ASSIGN_OR_RETURN(const bool add, internal::BoolField(*config, "add_bos_token", false, file));
+  const Json* bos = FindField(*config, "bos_token");
+  if (!add || bos == nullptr || !impl_->prefix_ids.empty()) return absl::OkStatus();
+  // Either the spelling itself or an object that describes the token.
+  const Json* content = bos->is_object() ? FindField(*bos, "content") : bos;
+  if (content == nullptr || !content->is_string()) {
+    return BadJson(file, "'bos_token' must be a string or hold one");
+  }
+  const std::optional<int32_t> id = TokenToId(content->get<std::string>());
+  if (!id.has_value()) {
+    return BadJson(file, "bos_token '" + content->get<std::string>() + "' is no token");
+  }
+  impl_->prefix_ids.push_back(*id);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,

