@@ -117,17 +117,20 @@ SimCluster::~SimCluster() {
 void SimCluster::Start(const std::string& name) {
   LYNX_CHECK(!nodes_.contains(name));
   auto node = std::make_unique<Node>();
+  node->loop = std::make_shared<MortalLoop>(loop_);
+  loops_.push_back(node->loop);
+  EventLoop& loop = *node->loop;
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
   node->engine = LoadEngine(options_);
   node->metrics = std::make_unique<node::NodeMetrics>(
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
-  node->channel = Ok(
-      rpc::InProcChannel::Create(network_, {.bind = endpoints_.at(name)}, loop_, node->registry));
-  node->executor = std::make_unique<node::InlineStepExecutor>(loop_, absl::Milliseconds(1));
+  node->channel =
+      Ok(rpc::InProcChannel::Create(network_, {.bind = endpoints_.at(name)}, loop, node->registry));
+  node->executor = std::make_unique<node::InlineStepExecutor>(loop, absl::Milliseconds(1));
   std::unique_ptr<transfer::TransferEngine> transfer =
-      Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop_));
-  if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, std::move(transfer));
+      Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop));
+  if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, loop, std::move(transfer));
 
   model::ModelRunner& runner = node->engine->runner();
   const transfer::NodeIdentity identity = {
@@ -138,7 +141,7 @@ void SimCluster::Start(const std::string& name) {
           transfer::DescribeLayout(runner.kv().layout(), runner.kv().layout().kv_heads, 1, 0, 0)};
   if (prefill) {
     node->sender =
-        std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer), loop_,
+        std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer), loop,
                                             node->registry, prefill::KvSender::Options{});
     node->prefill = std::make_unique<prefill::PrefillNode>(
         prefill::PrefillNode::Options{
@@ -146,7 +149,7 @@ void SimCluster::Start(const std::string& name) {
             .model_name = "lynx-tiny-moe",
             .max_context_tokens = runner.spec().max_positions,
             .scheduler = {.step_rows = options_.step_rows, .step_logits = options_.step_rows}},
-        *node->engine, *node->sender, *node->executor, loop_, *node->channel, *node->metrics);
+        *node->engine, *node->sender, *node->executor, loop, *node->channel, *node->metrics);
     node->prefill->Start();
   } else {
     node->decode = std::make_unique<decode::DecodeNode>(
@@ -156,9 +159,9 @@ void SimCluster::Start(const std::string& name) {
                                     .scheduler = {.max_batch = options_.max_batch,
                                                   .step_rows = options_.step_rows,
                                                   .pool_blocks = options_.kv_blocks}},
-        *node->engine, *node->executor, loop_, *node->channel, *node->metrics);
+        *node->engine, *node->executor, loop, *node->channel, *node->metrics);
     node->receiver = std::make_unique<decode::KvReceiver>(
-        identity, runner.kv(), std::move(transfer), loop_, node->registry, *node->decode,
+        identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
         decode::KvReceiver::Options{});
     node->decode->Start(*node->receiver);
   }
@@ -168,10 +171,8 @@ void SimCluster::Start(const std::string& name) {
 void SimCluster::Kill(const std::string& name) {
   auto it = nodes_.find(name);
   if (it == nodes_.end()) return;
-  // The channel first: a dead node says nothing more. Tasks of a dying node that are still posted
-  // hold it weakly or, like an inline step, must have run.
-  loop_.RunDue();
   Node& node = *it->second;
+  node.loop->Die();
   node.prefill.reset();
   node.sender.reset();
   node.receiver.reset();

@@ -39,6 +39,30 @@ class RecordingSink final : public router::SequenceSink {
   std::vector<TokenId> ids() const;
 };
 
+// The cluster's loop as one node sees it: when the node dies its tasks die with it, as those of a
+// killed process do.
+class MortalLoop final : public EventLoop {
+ public:
+  explicit MortalLoop(EventLoop& loop) : loop_(loop) {}
+  void Die() { *alive_ = false; }
+  void Post(Task task) override { loop_.Post(Guard(std::move(task))); }
+  TimerId RunAfter(absl::Duration delay, Task task) override {
+    return loop_.RunAfter(delay, Guard(std::move(task)));
+  }
+  void CancelTimer(TimerId id) override { loop_.CancelTimer(id); }
+  const Clock& clock() const override { return loop_.clock(); }
+
+ private:
+  Task Guard(Task task) {
+    return [alive = alive_, task = std::move(task)] {
+      if (*alive) task();
+    };
+  }
+
+  EventLoop& loop_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
 // A whole cluster in one thread under a simulated clock: the real router, prefill and decode logic
 // and the real model; in-process control channels and loopback KV transfer, which tests may wrap to
 // inject faults. A run is a pure function of its inputs.
@@ -51,12 +75,12 @@ class SimCluster {
     int decode = 1;
     int32_t kv_blocks = 256;
     int32_t step_rows = 64;
-    int32_t max_batch = 64;
+    int32_t max_batch = 16;
     DType compute_dtype = DType::kBf16;
     std::string model_dir = "models/lynx-tiny-moe";
     // Wraps a node's transfer engine; `name` is "prefill-0", "decode-1", ...
     std::function<std::unique_ptr<transfer::TransferEngine>(
-        const std::string& name, std::unique_ptr<transfer::TransferEngine>)>
+        const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
         wrap_transfer = nullptr;
     router::SequenceSession::Options session = {};
   };
@@ -87,6 +111,7 @@ class SimCluster {
  private:
   struct Node {
     telemetry::Registry registry;
+    std::shared_ptr<MortalLoop> loop;
     std::unique_ptr<engine::Engine> engine;
     std::unique_ptr<node::NodeMetrics> metrics;
     std::unique_ptr<rpc::Channel> channel;
@@ -102,6 +127,8 @@ class SimCluster {
   SimEventLoop loop_{clock_};
   rpc::InProcNetwork network_;
   transfer::LoopbackFabric fabric_;
+  // Those of dead nodes too: messages under way may still name them.
+  std::vector<std::shared_ptr<MortalLoop>> loops_;
   std::map<std::string, std::unique_ptr<Node>> nodes_;
   std::map<std::string, std::string> endpoints_;
   uint64_t next_incarnation_ = 100;
