@@ -1,7 +1,7 @@
 """Small tokenizers of every supported form, built with Hugging Face `tokenizers`.
 
 Used to make the committed fixtures (make_text_fixtures.py) and by the comparison of ten thousand
-strings (tests/process/tokenizer_vs_hf.py).
+strings (tests/process/test_tokenizer_vs_hf.py).
 """
 
 import json

@@ -1,7 +1,7 @@
 """Compares the tokenizer with Hugging Face `tokenizers` on generated strings.
 
-    LYNX_BIN_DIR=build/release/bin python -m pytest tests/process/tokenizer_vs_hf.py
-    python tests/process/tokenizer_vs_hf.py [--strings N] [--seed S]
+    LYNX_BIN_DIR=build/release/bin python -m pytest tests/process/test_tokenizer_vs_hf.py
+    python tests/process/test_tokenizer_vs_hf.py [--strings N] [--seed S]
 
 Ten thousand strings with the demo model, and fewer with every tokenizer of
 tests/tools/text_tokenizers.py. Ids, decodes, and the stream at every cut must be equal.

@@ -1,6 +1,6 @@
 """Compares chat templates with Jinja itself.
 
-    LYNX_BIN_DIR=build/release/bin python -m pytest tests/process/chat_template_vs_jinja2.py
+    LYNX_BIN_DIR=build/release/bin python -m pytest tests/process/test_chat_template_vs_jinja2.py
 
 Every template of tests/common/text/testdata/templates with every conversation, and every snippet of
 tests/tools/text_templates.py, must give the same text; what Jinja cannot render must be an error.
