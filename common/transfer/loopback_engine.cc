@@ -1,5 +1,6 @@
 #include "common/transfer/loopback_engine.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -79,7 +80,7 @@ struct LoopbackCore : std::enable_shared_from_this<LoopbackCore> {
 
   EventLoop& loop;
   TransferEngine::Receiver* receiver = nullptr;
-  bool alive = true;  // False once the engine is destroyed.
+  std::atomic<bool> alive = true;  // False once the engine is destroyed, and perhaps its loop too.
   std::map<PeerId, Peer> peers;
   uint64_t next_send = 1;
 };
@@ -93,6 +94,7 @@ class Delivery {
            std::shared_ptr<LoopbackMessage> message)
       : sender_(std::move(sender)), peer_(peer), send_(send), message_(std::move(message)) {}
   ~Delivery() {
+    if (!sender_->alive) return;
     sender_->loop.Post([sender = sender_, peer = peer_, send = send_, status = status_] {
       sender->OnSent(peer, send, status);
     });

@@ -319,6 +319,31 @@ TEST_F(HandoffFaultTest, ACommitAfterCancelIsAnsweredAborted) {
   ExpectAllReturned();
 }
 
+// The first try's commit must not complete the second try.
+TEST_F(HandoffFaultTest, MessagesOfAFencedEpochDoNotCountInTheNext) {
+  StartDecode();
+  StartPrefill();
+  Inject(proto::TransferHeader::kCommit, 0, {TransferFault::kDelayInNet, absl::Seconds(1)});
+  prefill_->Start(1, kPrompt, Reserve(1));
+  loop_.RunDue();
+  prefill_->sender->Abort(prefill_->jobs.at(1).handoff, "try again");
+  loop_.RunDue();
+  const proto::GrantInfo again = Reserve(1);
+  ASSERT_EQ(again.epoch(), 2u);
+  ASSERT_THAT(prefill_->Begin(1, kPrompt, again), IsOk());
+  for (int32_t layer : {0, 1, 2}) ASSERT_THAT(prefill_->PushLayer(1, layer, 0), IsOk());
+  loop_.Advance(absl::Seconds(5));
+  EXPECT_FALSE(decode_->adopted.contains(1));
+  EXPECT_FALSE(prefill_->jobs.at(1).result.has_value()) << Result(1);
+  EXPECT_THAT(decode_->registry.Render(),
+              HasSubstr("lynx_kv_transfer_dropped_total{reason=\"stale_epoch\"} 1"));
+  ASSERT_THAT(prefill_->Commit(1, kPrompt), IsOk());
+  loop_.RunDue();
+  EXPECT_THAT(Result(1), IsOk());
+  EXPECT_TRUE(decode_->HoldsKv(1));
+  ExpectAllReturned();
+}
+
 TEST_F(HandoffFaultTest, AGrantWithoutDataDiesWithItsLeaseUnlessExtended) {
   StartDecode();
   StartPrefill();
