@@ -8,23 +8,26 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
+usage() { sed -n '2,/^set/p' demo.sh | grep '^#' | cut -c3-; }
+
 keep=0
 port=8080
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=1 ;;
-    --port) port="${2:?--port needs a number}"; shift ;;
-    *) sed -n '2,/^set/p' "$0" | grep '^#' | cut -c3-; exit 2 ;;
+    --port) port="${2-}"; shift $(($# > 1)) ;;
+    -h | --help) usage; exit ;;
+    *) usage >&2; exit 2 ;;
   esac
   shift
 done
+[[ "$port" =~ ^[0-9]+$ ]] || { echo "--port needs a number" >&2; exit 2; }
 
 source tests/tools/setup.sh
 lynx_install build
-# Tests need more packages; a tree that test.sh has configured keeps them.
-[ -f build/release/CMakeCache.txt ] || cmake --preset release -DLYNX_BUILD_TESTS=OFF >/dev/null
+[ -f build/release/build.ninja ] || cmake --preset release >/dev/null
 echo "building (a few minutes the first time)"
-cmake --build --preset release --target lynx lynx-router lynx-prefill lynx-decode | tail -1
+lynx_build release lynx lynx-router lynx-prefill lynx-decode
 
 bin=build/release/bin
 work=$(mktemp -d)
@@ -37,12 +40,13 @@ stop() {
   rm -rf "$work"
 }
 trap stop EXIT
+explain() { grep -E '"level":"error"|^lynx' "$work/log" || tail -20 "$work/log"; } >&2
 
 "$bin/lynx" up --model models/lynx-tiny-moe --port "$port" --announce "$work/cluster" 2>"$work/log" &
 up=$!
 until [ -s "$work/cluster" ]; do
   if ! kill -0 "$up" 2>/dev/null; then
-    tail -20 "$work/log" >&2
+    explain
     exit 1
   fi
   sleep 0.1
@@ -67,7 +71,7 @@ curl -fsS "$decode/metrics" | awk '
 if [ "$keep" = 1 ]; then
   printf '\nrunning at %s; Ctrl-C stops it\n' "$url"
   trap 'stop; exit 0' INT TERM
-  wait "$up"
+  wait "$up" || { explain; exit 1; }
   exit
 fi
 kill -TERM "$up"

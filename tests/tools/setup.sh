@@ -1,15 +1,16 @@
 # Sourced by demo.sh and test.sh: installs what is missing on a Debian 12 machine.
-#   lynx_install build|test   packages of the system
-#   lynx_venv                 Python packages of the process tests, in .venv
+#   lynx_install build|test       packages of the system
+#   lynx_build PRESET TARGET...   builds with what was configured
+#   lynx_venv                     Python packages of the process tests, in .venv
 # Asks the package manager only when something is missing.
 
 LYNX_BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config curl
   libabsl-dev libprotobuf-dev protobuf-compiler libucx-dev libzmq3-dev cppzmq-dev
   prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libboost1.81-dev
-  libpcre2-dev libicu-dev libxxhash-dev
+  libpcre2-dev libicu-dev libxxhash-dev libgtest-dev libgmock-dev
 )
-LYNX_TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv prometheus procps)
+LYNX_TEST_PACKAGES=(python3-venv prometheus procps)
 
 lynx_install() {
   local wanted=("${LYNX_BUILD_PACKAGES[@]}") missing=() package
@@ -23,8 +24,18 @@ lynx_install() {
   local sudo=()
   [ "$(id -u)" -eq 0 ] || sudo=(sudo)
   "${sudo[@]}" apt-get -q update >/dev/null
-  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get -q install -y --no-install-recommends \
-    "${missing[@]}" >/dev/null
+  # A fresh machine may be busy with upgrades of its own: wait for its lock.
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
+    -o DPkg::Lock::Timeout=300 "${missing[@]}" >/dev/null
+}
+
+lynx_build() {
+  local preset=$1 quiet=()
+  shift
+  # On a terminal Ninja shows progress in one line; elsewhere only what went wrong.
+  [ -t 1 ] || quiet=(-- --quiet)
+  # Two Ninjas in one folder would damage each other's work.
+  flock "build/$preset" cmake --build --preset "$preset" --target "$@" "${quiet[@]}"
 }
 
 lynx_venv() {
