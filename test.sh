@@ -10,13 +10,20 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
+usage() { sed -n '2,/^set/p' test.sh | grep '^#' | cut -c3-; }
+
+# Minutes each stage may take in its short form.
+declare -A cap=([release]=12 [asan]=7 [tsan]=6 [process]=8)
 stages=()
 export LYNX_LONG=0
 while [ $# -gt 0 ]; do
   case "$1" in
     --long) LYNX_LONG=1 ;;
-    --stage) stages+=("${2:?--stage needs a name}"); shift ;;
-    *) sed -n '2,/^set/p' "$0" | grep '^#' | cut -c3-; exit 2 ;;
+    --stage)
+      [ -n "${cap[${2:-?}]:-}" ] || { echo "no stage '${2-}'" >&2; exit 2; }
+      stages+=("$2"); shift ;;
+    -h | --help) usage; exit ;;
+    *) usage >&2; exit 2 ;;
   esac
   shift
 done
@@ -28,8 +35,8 @@ strict=OFF
 [ -z "${LYNX_CI:-}" ] || strict=ON
 
 build() {  # preset, target
-  cmake --preset "$1" -DLYNX_BUILD_TESTS=ON -DLYNX_WARNINGS_AS_ERRORS=$strict >/dev/null
-  cmake --build --preset "$1" --target "$2" | tail -1
+  cmake --preset "$1" -DLYNX_BUILD_TESTS=ON -DLYNX_WARNINGS_AS_ERRORS=$strict >/dev/null &&
+    lynx_build "$1" "$2"
 }
 run_tests() {  # preset, label expression
   ctest --preset "$1" -L "$2" --no-tests=error -j "$(nproc)"
@@ -43,28 +50,33 @@ stage_process() {
   lynx_venv
   .venv/bin/python -m pytest -q -p no:cacheprovider tests/process
 }
-# Minutes each stage may take in its short form.
-declare -A cap=([release]=12 [asan]=7 [tsan]=6 [process]=8)
-
 passed=0
 failed=0
+worker=
+watchdog=
+end_stage() {
+  [ -z "$worker" ] || kill -TERM -- "-$worker" 2>/dev/null || true
+  [ -z "$watchdog" ] || kill -TERM -- "-$watchdog" 2>/dev/null || true
+  worker=
+  watchdog=
+}
+trap end_stage EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 for stage in "${stages[@]}"; do
-  [ -n "${cap[$stage]:-}" ] || { echo "no stage '$stage'" >&2; exit 2; }
   printf '\n== %s\n' "$stage"
   start=$SECONDS
   limit=$((cap[$stage] * 60))
   [ "$LYNX_LONG" = 0 ] || limit=$((limit * 10))
-  # A subshell in a process group of its own, so that the cap ends whatever the stage started.
+  # Process groups of their own, so that the cap and Ctrl-C end whatever the stage started.
   set -m
   (set -e; "stage_$stage") &
   worker=$!
-  set +m
   (sleep "$limit" && echo "stage $stage is over its cap of $limit s" && kill -TERM -- "-$worker") &
   watchdog=$!
+  set +m
   if wait "$worker"; then result=passed; passed=$((passed + 1)); else result=FAILED; failed=$((failed + 1)); fi
-  pkill -P "$watchdog" 2>/dev/null || true
-  kill "$watchdog" 2>/dev/null || true
-  wait "$watchdog" 2>/dev/null || true
+  end_stage
   printf '== %s %s in %d s\n' "$stage" "$result" $((SECONDS - start))
 done
 echo
