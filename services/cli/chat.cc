@@ -131,9 +131,12 @@ class Chat {
       return true;
     }
     const Json& choice = chunk["choices"][0];
-    if (!choice.is_object() || !choice.contains("delta") || !choice["delta"].is_object()) {
-      return true;
+    if (!choice.is_object()) return true;
+    // The end is a token too, counted by the server but without text.
+    if (choice.contains("finish_reason") && choice["finish_reason"].is_string()) {
+      last_ = SteadyClock::Instance().Now();
     }
+    if (!choice.contains("delta") || !choice["delta"].is_object()) return true;
     const Json& delta = choice["delta"];
     if (!delta.contains("content") || !delta["content"].is_string()) return true;
     const std::string text = delta["content"].get<std::string>();
@@ -175,7 +178,7 @@ int RunChat(int argc, const char* const* argv) {
   config::FlagSet flags("lynx chat",
                         "Talks to an OpenAI-style server. /reset forgets the conversation, /quit "
                         "or the end of the input leaves.");
-  flags.AddString("url", &config.url, "base URL of the server");
+  flags.AddString("url", &config.url, "base URL of the server, with or without /v1");
   flags.AddString("model", &config.model, "model name; empty takes the server's first");
   flags.AddString("system", &config.system, "system message");
   flags.AddString("message", &config.message, "ask this one question and leave");
@@ -189,7 +192,9 @@ int RunChat(int argc, const char* const* argv) {
     return 2;
   }
   if (*outcome == config::ParseOutcome::kPrinted) return 0;
+  // OpenAI clients want the base URL with /v1; both forms are understood.
   while (config.url.ends_with('/')) config.url.pop_back();
+  if (config.url.ends_with("/v1")) config.url.resize(config.url.size() - 3);
 
   Chat chat(config);
   const auto report = [](const absl::Status& status) {

@@ -34,8 +34,8 @@ int Usage(FILE* out, int status) {
 
 int main(int argc, char** argv) {
   if (argc < 2) return Usage(stderr, 2);
-  if (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "help") == 0) {
-    return Usage(stdout, 0);
+  for (const char* help : {"--help", "-h", "help"}) {
+    if (std::strcmp(argv[1], help) == 0) return Usage(stdout, 0);
   }
   for (const auto& command : kCommands) {
     if (std::strcmp(argv[1], command.name) == 0) return command.run(argc - 1, argv + 1);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -230,6 +231,8 @@ int RunUp(int argc, const char* const* argv) {
     return 2;
   }
 
+  // Other variables are for the nodes too; this file holds keys of this command alone.
+  unsetenv("LYNX_CONFIG");
   LocalCluster cluster(config);
   if (const absl::Status started = cluster.Start(); !started.ok()) {
     if (!absl::IsCancelled(started)) {
