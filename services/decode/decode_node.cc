@@ -167,6 +167,15 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   if (status.ok() && (*sequence)->finished()) {
     status = absl::InvalidArgumentError("a finished sequence was handed off");
   }
+  // The reservation was checked for room, the parameters come with the commit: a sequence that may
+  // outgrow the pool would wait for blocks for ever, and those behind it too.
+  const int64_t most = std::min(int64_t{prompt_tokens} + adopted.body.sampling().max_new_tokens(),
+                                int64_t{options_.max_context_tokens});
+  if (status.ok() && kv::BlocksFor(most - 1) > engine_.pool().capacity_blocks()) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("handed off to grow to ", most, " tokens, this node has ",
+                     engine_.pool().capacity_blocks(), " KV blocks"));
+  }
   if (!status.ok()) {
     SendFailure(adopted.router, id, status, 1);
     UpdateGauges();

@@ -109,6 +109,14 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
                   absl::StrCat(tokens, " prompt tokens need ", kv::BlocksFor(tokens),
                                " KV blocks, this node has ", engine_.pool().capacity_blocks()));
   }
+  // What is pushed and committed later must lie within the grant.
+  if (request.grant().blocks() < kv::BlocksFor(tokens) ||
+      request.grant().held_prefix_tokens() >= tokens) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat("a grant of ", request.grant().blocks(), " blocks, ",
+                               request.grant().held_prefix_tokens(), " tokens held, for ", tokens,
+                               " prompt tokens"));
+  }
   const absl::Status queued =
       scheduler_.Add(id, tokens, /*all_logits=*/request.sampling().prompt_logprobs());
   if (!queued.ok()) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -6,6 +7,8 @@
 
 #include "common/engine/local_generator.h"
 #include "common/node/sampling_wire.h"
+#include "common/rpc/inproc_channel.h"
+#include "common/telemetry/metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/sim_cluster.h"
@@ -156,6 +159,115 @@ TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
   }
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
   for (const auto& sink : sinks) EXPECT_FALSE(sink->ended);
+}
+
+// A router of the test's own, which may say what it likes.
+class RawRouter final : public rpc::Channel::Handler {
+ public:
+  RawRouter(SimCluster& cluster, Incarnation incarnation)
+      : cluster_(cluster),
+        incarnation_(incarnation),
+        channel_(*rpc::InProcChannel::Create(cluster.network(), {}, cluster.loop(), registry_)) {
+    channel_->Start(*this);
+    for (const char* name : {"prefill-0", "decode-0"}) {
+      Node& node = nodes_[name];
+      node.peer = *channel_->Connect(cluster.endpoint(name));
+      proto::Envelope ping;
+      ping.mutable_ping();
+      Send(name, std::move(ping));
+      EXPECT_TRUE(cluster.RunUntil([&] { return node.incarnation != 0; }));
+    }
+  }
+  void OnMessage(rpc::PeerId peer, proto::Envelope envelope) override {
+    for (auto& [name, node] : nodes_) {
+      if (node.peer != peer) continue;
+      node.incarnation = envelope.sender();
+      if (!envelope.has_node_status()) node.heard.push_back(std::move(envelope));
+    }
+  }
+  void Send(const std::string& name, proto::Envelope envelope) {
+    envelope.set_sender(incarnation_);
+    envelope.set_receiver(nodes_[name].incarnation);
+    ASSERT_TRUE(channel_->Send(nodes_[name].peer, std::move(envelope)).ok());
+  }
+  proto::GrantInfo Reserve(uint64_t sequence, int32_t prompt, int32_t max_new) {
+    proto::Envelope envelope;
+    envelope.mutable_reserve()->set_sequence(sequence);
+    envelope.mutable_reserve()->set_prompt_tokens(prompt);
+    envelope.mutable_reserve()->set_max_new_tokens(max_new);
+    envelope.mutable_reserve()->set_lease_ms(1000);
+    Send("decode-0", std::move(envelope));
+    return Next("decode-0").grant().grant();
+  }
+  void Prefill(uint64_t sequence, int32_t prompt, const proto::GrantInfo& grant,
+               int32_t max_new = 8) {
+    proto::Envelope envelope;
+    proto::Prefill& prefill = *envelope.mutable_prefill();
+    prefill.set_sequence(sequence);
+    for (int32_t i = 0; i < prompt; ++i) prefill.add_tokens(5);
+    *prefill.mutable_sampling() = PlainSampling(max_new);
+    *prefill.mutable_grant() = grant;
+    prefill.set_deadline_ms(5000);
+    Send("prefill-0", std::move(envelope));
+  }
+  // The next word of the node; empty when there is none.
+  proto::Envelope Next(const std::string& name) {
+    std::vector<proto::Envelope>& heard = nodes_[name].heard;
+    EXPECT_TRUE(cluster_.RunUntil([&] { return !heard.empty(); }, absl::Seconds(10)));
+    if (heard.empty()) return {};
+    proto::Envelope first = std::move(heard.front());
+    heard.erase(heard.begin());
+    return first;
+  }
+
+ private:
+  struct Node {
+    rpc::PeerId peer = 0;
+    Incarnation incarnation = 0;
+    std::vector<proto::Envelope> heard;
+  };
+
+  SimCluster& cluster_;
+  const Incarnation incarnation_;
+  telemetry::Registry registry_;
+  std::unique_ptr<rpc::InProcChannel> channel_;
+  std::map<std::string, Node> nodes_;
+};
+
+void ExpectServes(SimCluster& cluster) {
+  RecordingSink sink;
+  cluster.Submit({1, 2, 3}, PlainSampling(40), sink);
+  EXPECT_TRUE(cluster.RunUntil([&] { return sink.ended; }, absl::Seconds(20)));
+  EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(20)));
+}
+
+TEST(ClusterTest, APromptThatItsGrantCannotTakeIsRefused) {
+  SimCluster cluster({});
+  RawRouter router(cluster, 4711);
+  uint64_t sequence = 0;
+  const auto expect_refused = [&](int32_t prompt, int32_t blocks, int32_t held) {
+    proto::GrantInfo grant = router.Reserve(++sequence, 32, 8);
+    ASSERT_EQ(grant.blocks(), 3);
+    grant.set_blocks(blocks);
+    grant.set_held_prefix_tokens(held);
+    router.Prefill(sequence, prompt, grant);
+    EXPECT_EQ(router.Next("prefill-0").refused().reason(), proto::Refused::REASON_INVALID)
+        << prompt << " tokens, " << blocks << " blocks, " << held << " held";
+  };
+  expect_refused(40, 1, 0);
+  expect_refused(40, -1, 0);
+  expect_refused(32, 3, 32);
+  expect_refused(20, 3, 32);
+  ExpectServes(cluster);
+}
+
+TEST(ClusterTest, ASequenceThatMayOutgrowThePoolIsNotAdopted) {
+  SimCluster cluster({.kv_blocks = 8});
+  RawRouter router(cluster, 4711);
+  router.Prefill(1, 32, router.Reserve(1, 32, 8), /*max_new=*/1000);
+  EXPECT_EQ(router.Next("decode-0").terminal().kind(), proto::Terminal::KIND_FAILED);
+  ExpectServes(cluster);
 }
 
 }  // namespace

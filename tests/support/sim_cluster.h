@@ -104,6 +104,9 @@ class SimCluster {
 
   router::ClusterService& service() { return *service_; }
   SimEventLoop& loop() { return loop_; }
+  // For control channels of the test's own, towards a node's control endpoint.
+  rpc::InProcNetwork& network() { return network_; }
+  const std::string& endpoint(const std::string& name) const { return endpoints_.at(name); }
   std::string Metrics(const std::string& name) const { return nodes_.at(name)->registry.Render(); }
   kv::BlockPool& pool(const std::string& name) { return nodes_.at(name)->engine->pool(); }
   std::string RouterMetrics() const { return router_registry_.Render(); }
