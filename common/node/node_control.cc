@@ -35,6 +35,11 @@ void NodeControl::CheckRouters() {
     routers_.erase(router);
     delegate_.OnRouterLost(router);
   }
+  if (const int64_t refused = std::exchange(refused_pings_, 0); refused > 0) {
+    LogWarning(
+        "too many routers, heartbeats of others ignored",
+        {{"routers", std::to_string(routers_.size())}, {"ignored", std::to_string(refused)}});
+  }
   check_timer_ = loop_.RunAfter(options_.router_timeout / 4, [this] { CheckRouters(); });
 }
 
@@ -45,13 +50,15 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
     auto it = routers_.find(sender);
     if (it == routers_.end()) {
       if (static_cast<int32_t>(routers_.size()) >= options_.max_routers) {
-        LogWarning("too many routers, heartbeat ignored", {{"router", HexId(sender)}});
+        ++refused_pings_;
         return;
       }
       it = routers_.emplace(sender, Router{}).first;
       LogInfo("router connected", {{"router", HexId(sender)}});
     }
-    it->second = {peer, loop_.Now()};
+    it->second.peer = peer;
+    it->second.last_heard = loop_.Now();
+    if (!Follow(sender, envelope.membership())) return;
     delegate_.OnRouterAlive(sender);
     proto::Envelope reply;
     *reply.mutable_node_status() = delegate_.Status();
@@ -64,6 +71,7 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
   auto it = routers_.find(sender);
   if (it == routers_.end()) return;
   it->second.peer = peer;
+  if (!Follow(sender, envelope.membership())) return;
   switch (envelope.body_case()) {
     case proto::Envelope::kReserve:
     case proto::Envelope::kPrefill:
@@ -73,6 +81,19 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
     default:
       LogWarning("unexpected control message", {{"router", HexId(sender)}});
   }
+}
+
+bool NodeControl::Follow(Incarnation router, uint64_t membership) {
+  uint64_t& current = routers_.at(router).membership;
+  if (membership == 0 || membership == current) return true;
+  if (membership < current) return false;
+  const bool returned = std::exchange(current, membership) != 0;
+  if (returned) {
+    LogWarning("router had given this node up, cancelling its former sequences",
+               {{"router", HexId(router)}});
+    delegate_.OnRouterLost(router);
+  }
+  return true;
 }
 
 void NodeControl::Send(Incarnation router, proto::Envelope envelope) {

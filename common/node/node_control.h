@@ -16,7 +16,8 @@ namespace lynx::node {
 // node's status, hands requests to the role's own logic and notices when a router is gone.
 //
 // Routers are named by incarnation, so a restarted router is a new one and its former sequences are
-// cancelled after the timeout.
+// cancelled after the timeout. A router that took this node for gone (a frozen process, a broken
+// network) and finds it again could not cancel what it gave up: its new membership number does.
 //
 // All calls and callbacks are on the node's EventLoop.
 class NodeControl final : public rpc::Channel::Handler {
@@ -34,7 +35,8 @@ class NodeControl final : public rpc::Channel::Handler {
     virtual proto::NodeStatus Status() = 0;
     // reserve, prefill or cancel of a live router, addressed to this incarnation.
     virtual void OnRequest(Incarnation router, const proto::Envelope& envelope) = 0;
-    // The router went silent for the timeout: nobody is left to hear about its sequences.
+    // The router went silent for the timeout, or has given this node up and begun anew: nobody
+    // waits for its sequences any more.
     virtual void OnRouterLost(Incarnation router) = 0;
     // A heartbeat arrived: what is leased for this router lives on.
     virtual void OnRouterAlive(Incarnation router) = 0;
@@ -62,9 +64,12 @@ class NodeControl final : public rpc::Channel::Handler {
   struct Router {
     rpc::PeerId peer = 0;
     absl::Time last_heard;
+    uint64_t membership = 0;
   };
 
   void CheckRouters();
+  // False: `membership` is one that the router itself has left behind.
+  bool Follow(Incarnation router, uint64_t membership);
   void Reply(rpc::PeerId peer, Incarnation router, proto::Envelope envelope);
 
   const Options options_;
@@ -72,6 +77,7 @@ class NodeControl final : public rpc::Channel::Handler {
   rpc::Channel& channel_;
   Delegate& delegate_;
   std::map<Incarnation, Router> routers_;
+  int64_t refused_pings_ = 0;  // Since the last check.
   TimerId check_timer_ = 0;
 };
 

@@ -144,6 +144,7 @@ absl::Status NodeRegistry::Send(NodeId id, proto::Envelope envelope) {
   const Connection& connection = connections_.at(member->endpoint);
   envelope.set_sender(options_.incarnation);
   envelope.set_receiver(member->incarnation);
+  envelope.set_membership(id);
   absl::Status sent = channel_.Send(connection.peer, std::move(envelope));
   if (sent.ok()) return sent;
   if (absl::IsResourceExhausted(sent)) {
@@ -222,6 +223,7 @@ void NodeRegistry::Heartbeat() {
     ping.mutable_ping();
     ping.set_sender(options_.incarnation);
     ping.set_receiver(connection.ping_unanswered ? 0 : member->incarnation);
+    ping.set_membership(member->id);
     connection.ping_unanswered = true;
     channel_.Send(connection.peer, std::move(ping)).IgnoreError();  // Silence is what counts.
   }

@@ -62,6 +62,11 @@ proto::Envelope Ping(Incarnation router) {
   return envelope;
 }
 
+proto::Envelope Of(uint64_t membership, proto::Envelope envelope) {
+  envelope.set_membership(membership);
+  return envelope;
+}
+
 proto::Envelope CancelFrom(Incarnation router, Incarnation receiver) {
   proto::Envelope envelope;
   envelope.set_sender(router);
@@ -119,6 +124,25 @@ TEST_F(NodeControlTest, ASilentRouterIsLostOnceAndASpeakingOneIsNot) {
   EXPECT_THAT(delegate_.lost, ElementsAre(1));
   EXPECT_THAT(channel_.disconnected, ElementsAre(9));
   EXPECT_EQ(control_.routers(), 1);
+}
+
+// A router that took the node for gone could not cancel what it gave up.
+TEST_F(NodeControlTest, ARouterThatBeginsAnewHasGivenUpWhatItHad) {
+  channel_.Deliver(9, Ping(1));  // Does not know this node yet.
+  channel_.Deliver(9, Of(5, Ping(1)));
+  channel_.Deliver(9, Of(5, CancelFrom(1, kNode)));
+  channel_.Deliver(9, Ping(1));
+  EXPECT_THAT(delegate_.lost, IsEmpty());
+  channel_.Deliver(9, Of(6, CancelFrom(1, kNode)));
+  EXPECT_THAT(delegate_.lost, ElementsAre(1));
+  EXPECT_THAT(delegate_.requests, SizeIs(2)) << "its new requests are served";
+  // Late words of the former membership.
+  channel_.Deliver(9, Of(5, CancelFrom(1, kNode)));
+  channel_.Deliver(9, Of(5, Ping(1)));
+  EXPECT_THAT(delegate_.requests, SizeIs(2));
+  EXPECT_THAT(delegate_.lost, SizeIs(1));
+  channel_.Deliver(9, Of(7, Ping(1)));
+  EXPECT_THAT(delegate_.lost, ElementsAre(1, 1));
 }
 
 TEST_F(NodeControlTest, MoreRoutersThanTheBoundAreNotTakenIn) {

@@ -16,6 +16,7 @@ namespace {
 
 using ::lynx::testing::IsOk;
 using ::lynx::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr Incarnation kRouter = 7;
@@ -131,6 +132,32 @@ TEST_F(NodeRegistryTest, ARestartIsNoticedWithinThreeHeartbeats) {
   }
   EXPECT_EQ(recorder_.gone.size(), 20u);
   EXPECT_EQ(network_.connects("10.0.0.2:1"), 1) << "a living connection is kept";
+}
+
+// By the number a node hears that it was given up and is now found again.
+TEST_F(NodeRegistryTest, MessagesCarryAMembershipThatGrowsWhenANodeIsFoundAgain) {
+  std::vector<uint64_t> sent;
+  network_.set_fault([&](const proto::Envelope& envelope) {
+    if (envelope.sender() == kRouter) sent.push_back(envelope.membership());
+    return std::vector<absl::Duration>{absl::ZeroDuration()};
+  });
+  const auto id = [&] { return registry_->nodes().FindEndpoint("10.0.0.1:1")->id; };
+  PlugNode("10.0.0.1:1", proto::ROLE_PREFILL, 11);
+  Make({"10.0.0.1:1"}, {});
+  loop_.RunDue();
+  EXPECT_THAT(sent, ElementsAre(0)) << "not known yet";
+  const NodeId first = id();
+  EXPECT_THAT(registry_->Send(first, {}), IsOk());
+  loop_.Advance(absl::Milliseconds(500));
+  EXPECT_THAT(sent, ElementsAre(0, first, first));
+
+  network_.Unplug("10.0.0.1:1");
+  loop_.Advance(absl::Seconds(20));
+  ASSERT_EQ(id(), 0u);
+  PlugNode("10.0.0.1:1", proto::ROLE_PREFILL, 11);
+  loop_.Advance(absl::Seconds(60));
+  EXPECT_GT(id(), first);
+  EXPECT_EQ(sent.back(), id());
 }
 
 TEST_F(NodeRegistryTest, SilentEndpointsAreDialledAnewEverLessOften) {
