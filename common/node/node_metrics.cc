@@ -56,8 +56,6 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       active_experts(registry.AddHistogram("lynx_moe_active_experts",
                                            "Distinct routed experts of a layer in a step.",
                                            telemetry::kExperts, {{"stage", "before"}})),
-      startup_seconds(registry.AddGauge("lynx_node_startup_duration_seconds",
-                                        "Time from the start of the process to readiness.")),
       states_{State(registry, "loading"), State(registry, "ready"), State(registry, "draining"),
               State(registry, "failed")},
       running_(registry.AddGauge("lynx_node_running_requests", "Sequences in the batch.",

@@ -35,7 +35,6 @@ class NodeMetrics {
   telemetry::Counter preemptions;
   telemetry::Counter bad_logits;
   telemetry::Histogram active_experts;
-  telemetry::Gauge startup_seconds;
 
  private:
   telemetry::Gauge states_[4];

@@ -13,6 +13,7 @@
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/telemetry/log.h"
+#include "kernels/core/isa.h"
 
 namespace lynx::node {
 namespace {
@@ -104,6 +105,20 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                   .threads = config_.threads}));
   for (const std::string& note : spec.notes) telemetry::LogInfo(note);
   max_context_tokens_ = spec.max_positions;
+  registry_
+      .AddGauge(
+          "lynx_build_info", "Constant 1; the labels say what runs.",
+          {{"version", LYNX_VERSION}, {"isa", std::string(kernels::Name(kernels::BestIsa()))}})
+      .Set(1);
+  registry_
+      .AddGauge("lynx_model_info", "Constant 1; the labels describe the model.",
+                {{"model_name", model_name_},
+                 {"architecture", spec.model_type},
+                 {"layers", absl::StrCat(spec.layers)},
+                 {"experts", absl::StrCat(spec.experts)},
+                 {"top_k", absl::StrCat(spec.experts_per_token)},
+                 {"dtype", std::string(Name(compute))}})
+      .Set(1);
   telemetry::LogInfo(
       "model loaded",
       {{"model", model_name_},
@@ -124,6 +139,10 @@ absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
     LYNX_RETURN_IF_ERROR(
         WriteAnnouncement(config_.announce, {.http = http_endpoint, .control = control_endpoint}));
   }
+  registry_
+      .AddGauge("lynx_node_startup_duration_seconds",
+                "Time from the start of the process to readiness.")
+      .Set(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_));
   health_.SetStarted();
   telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint}});
   return absl::OkStatus();

@@ -187,6 +187,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   scheduler_.Add(id, prompt_tokens + 1, blocks);
   Stream& stream = streams_[id];
   stream.router = adopted.router;
+  stream.adopted = loop_.Now();
   stream.sequence = *std::move(sequence);
   MaybeStep();
 }
@@ -265,6 +266,9 @@ void DecodeNode::MaybeStep() {
   for (const DecodeScheduler::Work& work : step.work) {
     Stream& stream = streams_.at(work.id);
     stream.in_step = true;
+    if (std::exchange(stream.waits, false)) {
+      metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - stream.adopted));
+    }
     step_ids_.push_back(work.id);
     items_.push_back({stream.sequence.get(), work.rows});
   }

@@ -56,6 +56,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   struct Stream {
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
+    absl::Time adopted;
+    bool waits = true;  // Has been in no step yet.
     absl::Time cancelled = absl::InfiniteFuture();
     bool in_step = false;
   };

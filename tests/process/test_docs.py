@@ -1,0 +1,27 @@
+"""The pages that list metrics and options say what the programs really have."""
+import re
+import subprocess
+
+from cluster import BIN, ROOT, fetch
+
+
+def test_every_metric_is_on_the_page_and_the_other_way_round(cluster):
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+    listed = {(name, kind, role) for name, kind, _, roles in rows for role in roles.split(", ")}
+    served = set()
+    for process in cluster.processes():
+        text = fetch(process.url("/metrics"))[1]
+        for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
+            served.add((name, kind, process.name.split("-")[0]))
+    assert served == listed
+
+
+def test_every_option_is_on_the_page_and_the_other_way_round():
+    page = (ROOT / "docs/configuration.md").read_text()
+    for program in ("lynx-router", "lynx-prefill", "lynx-decode", "lynx up"):
+        section = page.split(f"\n## {program}\n")[1].split("\n## ")[0]
+        listed = set(re.findall(r"^\| `([a-z-]+)` \|", section, re.M))
+        words = program.split()
+        shown = subprocess.run([str(BIN / words[0]), *words[1:], "--help"], capture_output=True, text=True, check=True)
+        flags = set(re.findall(r"^  (?:-h,)?--([a-z-]+)", shown.stdout, re.M)) - {"help", "version", "config"}
+        assert flags == listed, program
