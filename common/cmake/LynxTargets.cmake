@@ -3,10 +3,12 @@
 #   #include "common/kv/block_pool.h".
 # lynx_binary(NAME <name> SRCS ... [DEPS ...])
 #   Executable in <build>/bin.
-# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABEL <label>] [THREADS])
+# lynx_test(NAME <name> SRCS ... [DEPS ...] [LABEL <label>] [THREADS] [UNSANITIZED])
 #   GoogleTest executable, one CTest entry a test case. LABEL is unit (the default), integration,
 #   golden or fault. THREADS: worth running under ThreadSanitizer; the label becomes
 #   <label>-threads, since gtest_discover_tests takes no list of labels. Select with ctest -L.
+#   UNSANITIZED: compares numbers over many steps; not built for the sanitizer stages, where the same
+#   code runs in other tests.
 include(GoogleTest)
 
 # What the sanitizer stages build: every GoogleTest, and those marked THREADS.
@@ -40,14 +42,16 @@ function(lynx_binary)
 endfunction()
 
 function(lynx_test)
-  cmake_parse_arguments(ARG "THREADS" "NAME;LABEL" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "THREADS;UNSANITIZED" "NAME;LABEL" "SRCS;DEPS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   _lynx_compile(${ARG_NAME})
-  add_dependencies(sanitized_tests ${ARG_NAME})
+  if(NOT ARG_UNSANITIZED)
+    add_dependencies(sanitized_tests ${ARG_NAME})
+  endif()
   if(ARG_THREADS)
     string(APPEND ARG_LABEL -threads)
     add_dependencies(threaded_tests ${ARG_NAME})

@@ -308,6 +308,8 @@ absl::Status UcxWorker::Init() {
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, "72k");
   }
+  // Not every transport has those two, and UCX would say so on standard output.
+  set("WARN_INVALID_CONFIG", "n");
   if (status != UCS_OK) {
     ucp_config_release(config);
     return FromUcs(status, "UCX configuration");

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -11,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/faulty_transfer_engine.h"
 #include "tests/support/sim_cluster.h"
+#include "tests/support/test_size.h"
 
 // Faults below and around a whole cluster. Whatever goes wrong, an answer is the one that a single
 // process gives, or an error; everything returns to rest; and then the cluster serves again.
@@ -97,7 +97,7 @@ TEST(ClusterFaultTest, AFailedTransferIsNeverDecodedFrom) {
   for (TransferFault::Kind kind :
        {TransferFault::kLose, TransferFault::kCorrupt, TransferFault::kFail, TransferFault::kBreak,
         TransferFault::kDuplicate, TransferFault::kHang}) {
-    for (int message : {0, 1, 3, 6, 9, 12, 13}) {
+    for (int message = 0; message < 14; message += testing::ForTestSize(13, 3, 1)) {
       ExpectNeverWrong({.kind = kind, .byte = 12345}, message);
     }
   }
@@ -193,8 +193,7 @@ void KillAndReturn(uint32_t seed) {
 }
 
 TEST(ClusterFaultTest, NodesThatDieAndReturnCostErrorsAtMost) {
-  const char* longer = std::getenv("LYNX_LONG");
-  const uint32_t seeds = longer != nullptr && std::string(longer) == "1" ? 60 : 3;
+  const uint32_t seeds = testing::ForTestSize(1u, 3u, 60u);
   for (uint32_t seed = 1; seed <= seeds; ++seed) KillAndReturn(seed);
 }
 

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/sim_cluster.h"
+#include "tests/support/test_size.h"
 
 namespace lynx {
 namespace {
@@ -123,12 +124,13 @@ std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
 }
 
 TEST(ClusterTest, ThirtyTwoConcurrentRequestsGetTheTokensOfOneProcessAlone) {
-  ExpectClusterEqualsAlone({.prefill = 2, .decode = 2}, MixedAsks(32, /*seed=*/20240229));
+  ExpectClusterEqualsAlone({.prefill = 2, .decode = 2},
+                           MixedAsks(testing::ForTestSize(6, 32, 200), /*seed=*/20240229));
 }
 
 TEST(ClusterTest, TheSameInFullPrecision) {
   ExpectClusterEqualsAlone({.prefill = 2, .decode = 2, .compute_dtype = DType::kF32},
-                           MixedAsks(16, /*seed=*/7));
+                           MixedAsks(testing::ForTestSize(3, 16, 64), /*seed=*/7));
 }
 
 // The decode pool holds a fraction of what the batch needs, so sequences are preempted and
@@ -136,7 +138,8 @@ TEST(ClusterTest, TheSameInFullPrecision) {
 TEST(ClusterTest, PreemptionChangesNoToken) {
   const SimCluster::Options options = {.kv_blocks = 24, .step_rows = 32, .max_batch = 16};
   const std::string metrics = ExpectClusterEqualsAlone(
-      options, MixedAsks(24, /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
+      options,
+      MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
   EXPECT_THAT(metrics, HasSubstr("lynx_node_preemptions_total{"));
   EXPECT_THAT(metrics,
               Not(HasSubstr("lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"} 0\n")))

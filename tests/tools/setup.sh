@@ -4,6 +4,9 @@
 #   lynx_venv                     Python packages of the process tests, in .venv
 # Asks the package manager only when something is missing.
 
+# A compiler cache filled by one checkout serves another.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+
 LYNX_BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config curl
   libabsl-dev libprotobuf-dev protobuf-compiler libucx-dev libzmq3-dev cppzmq-dev

@@ -1,0 +1,51 @@
+"""The cluster's tokens are those of one process alone, whatever shares its batches (PAR-6)."""
+import concurrent.futures
+import json
+import random
+import subprocess
+
+from cluster import BIN, LONG, MODEL
+
+NAME = "lynx-tiny-moe"
+SETTINGS = (
+    {"temperature": 0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 20, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
+)
+
+
+def requests(count, seed):
+    print("seed", seed)
+    rng = random.Random(seed)
+    return [{"prompt": [rng.randrange(4093) for _ in range(rng.randrange(1, 300))],
+             "max_tokens": rng.randrange(1, 80), "seed": rng.randrange(1 << 62), **SETTINGS[i % len(SETTINGS)]}
+            for i in range(count)]
+
+
+def test_32_concurrent_requests_get_the_tokens_of_one_process_alone(cluster):
+    asked = requests(400 if LONG else 32, seed=20240229)
+    lines = "".join(json.dumps(request) + "\n" for request in asked)
+    alone = subprocess.run([str(BIN / "generate_probe"), str(MODEL)], input=lines, capture_output=True, text=True, check=True)
+    want = [cluster.post("/detokenize", {"model": NAME, "tokens": json.loads(line)["tokens"]})[1]["prompt"]
+            for line in alone.stdout.splitlines()]
+
+    def ask(request):
+        status, answer = cluster.post("/v1/completions", {"model": NAME, "ignore_eos": True, **request})
+        assert status == 200, answer
+        return answer["choices"][0]["text"]
+
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(ask, asked)) == want
+
+
+def test_companions_do_not_change_a_greedy_answer(cluster):
+    body = {"model": NAME, "prompt": "static int __init ", "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    alone = cluster.post("/v1/completions", body)[1]["choices"][0]["text"]
+    for companions in (1, 7, 15, 31):
+        with concurrent.futures.ThreadPoolExecutor(companions + 1) as pool:
+            others = [pool.submit(cluster.post, "/v1/completions",
+                                  {"model": NAME, "ignore_eos": True, **request})
+                      for request in requests(companions, seed=companions)]
+            assert pool.submit(cluster.post, "/v1/completions", body).result()[1]["choices"][0]["text"] == alone
+            assert all(other.result()[0] == 200 for other in others)
