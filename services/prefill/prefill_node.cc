@@ -174,16 +174,17 @@ bool PrefillNode::StartJob(SequenceId id) {
 
 void PrefillNode::MaybeStep() {
   if (stepping_) return;
+  bool failed = false;
   do {
     chunks_ = scheduler_.Next([this](SequenceId id) { return StartJob(id); });
-    std::erase_if(chunks_, [this](const PrefillScheduler::Chunk& chunk) {
-      Job& job = jobs_.at(chunk.id);
-      if (job.start_status.ok()) return false;
-      Fail(job, job.start_status);
-      EraseIfDone(chunk.id);
-      return true;
-    });
-  } while (chunks_.empty() && scheduler_.jobs() > scheduler_.waiting());
+    failed = std::erase_if(chunks_, [this](const PrefillScheduler::Chunk& chunk) {
+               Job& job = jobs_.at(chunk.id);
+               if (job.start_status.ok()) return false;
+               Fail(job, job.start_status);
+               EraseIfDone(chunk.id);
+               return true;
+             }) > 0;
+  } while (chunks_.empty() && failed);  // Those behind the failed ones have their turn now.
   UpdateGauges();
   if (chunks_.empty()) return;
 
