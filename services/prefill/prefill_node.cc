@@ -104,6 +104,13 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     return Refuse(router, id, Refused::REASON_INVALID, std::string(sequence.status().message()));
   }
   const int32_t tokens = request.tokens_size();
+  const int32_t held = request.grant().held_prefix_tokens();
+  if (held < 0 || held >= tokens || held % kv::kBlockTokens != 0 ||
+      request.grant().blocks() < kv::BlocksFor(tokens)) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat("a grant of ", request.grant().blocks(), " blocks, ", held,
+                               " tokens held, does not take ", tokens, " prompt tokens"));
+  }
   if (kv::BlocksFor(tokens) > engine_.pool().capacity_blocks()) {
     return Refuse(router, id, Refused::REASON_TOO_LARGE,
                   absl::StrCat(tokens, " prompt tokens need ", kv::BlocksFor(tokens),
@@ -220,7 +227,7 @@ void PrefillNode::PushLayer(int32_t layer) {
                      job.sequence->blocks().subspan(static_cast<size_t>(first),
                                                     static_cast<size_t>(past - first)));
     // NotFound: the hand-off has just ended, and its Done says why.
-    LYNX_CHECK_MSG(pushed.ok() || absl::IsNotFound(pushed), std::string(pushed.message()));
+    if (!pushed.ok() && !absl::IsNotFound(pushed)) Fail(job, pushed);
   }
 }
 
@@ -289,7 +296,7 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   body.set_blocks(
       static_cast<int32_t>(kv::BlocksFor(static_cast<int64_t>(job.sequence->prompt().size()))));
   const absl::Status committed = sender_.Commit(job.handoff, body);
-  LYNX_CHECK_MSG(committed.ok() || absl::IsNotFound(committed), std::string(committed.message()));
+  if (!committed.ok() && !absl::IsNotFound(committed)) Fail(job, committed);
 }
 
 void PrefillNode::OnHandoffDone(SequenceId id, const absl::Status& status) {
