@@ -104,6 +104,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     return Refuse(router, id, Refused::REASON_INVALID, std::string(sequence.status().message()));
   }
   const int32_t tokens = request.tokens_size();
+  // What is pushed and committed later must lie within the grant.
   const int32_t held = request.grant().held_prefix_tokens();
   if (held < 0 || held >= tokens || held % kv::kBlockTokens != 0 ||
       request.grant().blocks() < kv::BlocksFor(tokens)) {
@@ -115,14 +116,6 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     return Refuse(router, id, Refused::REASON_TOO_LARGE,
                   absl::StrCat(tokens, " prompt tokens need ", kv::BlocksFor(tokens),
                                " KV blocks, this node has ", engine_.pool().capacity_blocks()));
-  }
-  // What is pushed and committed later must lie within the grant.
-  if (request.grant().blocks() < kv::BlocksFor(tokens) ||
-      request.grant().held_prefix_tokens() >= tokens) {
-    return Refuse(router, id, Refused::REASON_INVALID,
-                  absl::StrCat("a grant of ", request.grant().blocks(), " blocks, ",
-                               request.grant().held_prefix_tokens(), " tokens held, for ", tokens,
-                               " prompt tokens"));
   }
   const absl::Status queued =
       scheduler_.Add(id, tokens, /*all_logits=*/request.sampling().prompt_logprobs());
