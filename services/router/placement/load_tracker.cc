@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace lynx::router {
+namespace {
+
+// What a node may say of its load; sums with it stay far from overflow. A broken node that counts
+// below zero does not look better than an idle one.
+constexpr int64_t kMaxLoad = int64_t{1} << 40;
+
+int64_t Told(int64_t count) { return std::clamp<int64_t>(count, 0, kMaxLoad); }
+
+}  // namespace
 
 void LoadTracker::Reserving(NodeId node, int64_t blocks) {
   Load& load = nodes_[node];
@@ -63,7 +72,7 @@ void LoadTracker::OnGone(NodeId node) { nodes_.erase(node); }
 DecodeCandidate LoadTracker::Decode(const Member& member) const {
   const proto::NodeStatus& status = member.status;
   DecodeCandidate candidate{member.id, status.kv_blocks_free(),
-                            int64_t{status.running_sequences()} + status.waiting_sequences()};
+                            Told(status.running_sequences()) + Told(status.waiting_sequences())};
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;
   const Load& load = it->second;
@@ -73,7 +82,7 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
 }
 
 PrefillCandidate LoadTracker::Prefill(const Member& member) const {
-  PrefillCandidate candidate{member.id, member.status.queued_prompt_tokens()};
+  PrefillCandidate candidate{member.id, Told(member.status.queued_prompt_tokens())};
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;
   // Our own unanswered prompts are there whatever the heartbeat says.

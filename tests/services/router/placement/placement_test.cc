@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <map>
 #include <vector>
 
@@ -114,6 +115,19 @@ TEST(LoadTrackerTest, PrefillQueueIncludesWhatIsOnItsWay) {
   loads.PromptDone(1, 200);
   EXPECT_EQ(loads.Prefill(node).queued_tokens, 50);
   EXPECT_TRUE(loads.empty());
+}
+
+TEST(LoadTrackerTest, AbsurdCountsAreBounded) {
+  LoadTracker loads;
+  Member node = Node(1, 10, -5);
+  node.status.set_queued_prompt_tokens(INT64_MAX);
+  loads.Reserving(1, 2);
+  loads.PromptSent(1, 50);
+  EXPECT_EQ(loads.Decode(node).load, 1) << "not below what this router has there";
+  EXPECT_GT(loads.Prefill(node).queued_tokens, int64_t{1} << 32);
+  EXPECT_LT(loads.Prefill(node).queued_tokens, INT64_MAX / 2);
+  node.status.set_queued_prompt_tokens(INT64_MIN);
+  EXPECT_EQ(loads.Prefill(node).queued_tokens, 50);
 }
 
 TEST(LoadTrackerTest, ANodeThatIsGoneTakesItsNumbersAlong) {
