@@ -136,7 +136,7 @@ TEST(ClusterTest, TheSameInFullPrecision) {
 // The decode pool holds a fraction of what the batch needs, so sequences are preempted and
 // recomputed there.
 TEST(ClusterTest, PreemptionChangesNoToken) {
-  const SimCluster::Options options = {.kv_blocks = 24, .step_rows = 32, .max_batch = 16};
+  const SimCluster::Options options = {.kv_blocks = 12, .step_rows = 32, .max_batch = 16};
   const std::string metrics = ExpectClusterEqualsAlone(
       options,
       MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
