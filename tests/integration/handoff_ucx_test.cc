@@ -16,6 +16,8 @@ namespace {
 constexpr kv::KvLayout kLayout = {
     .layers = 8, .kv_heads = 4, .head_dim = 64, .dtype = DType::kBf16};
 constexpr int32_t kPrompt = 1000;  // 63 blocks, 8 MB in all.
+// Room for every sequence of a test, should all of them be adopted before they are cancelled.
+constexpr int32_t kDecodeBlocks = 20 * 63;
 
 class HandoffUcxTest : public ::testing::Test {
  protected:
@@ -26,9 +28,9 @@ class HandoffUcxTest : public ::testing::Test {
 
   void StartDecode(Incarnation incarnation) {
     decode_loop_.RunAndWait([&] {
-      decode_ =
-          std::make_unique<DecodeNode>(TestIdentity(incarnation, kLayout), Engine(decode_loop_),
-                                       decode_loop_, 1024, decode::KvReceiver::Options(), kLayout);
+      decode_ = std::make_unique<DecodeNode>(TestIdentity(incarnation, kLayout),
+                                             Engine(decode_loop_), decode_loop_, kDecodeBlocks,
+                                             decode::KvReceiver::Options(), kLayout);
     });
   }
   void StopDecode() {
