@@ -12,8 +12,8 @@
 #include "common/node/node_metrics.h"
 #include "common/node/node_runtime.h"
 #include "common/node/step_executor.h"
+#include "common/node/transfer_identity.h"
 #include "common/rpc/zmq_channel.h"
-#include "common/transfer/copy_plan.h"
 #include "common/transfer/ucx_engine.h"
 #include "services/decode/decode_node.h"
 
@@ -61,12 +61,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                             .router_timeout = config.node.router_timeout},
         *engine, executor, loop, *channel, metrics);
     receiver = std::make_unique<KvReceiver>(
-        transfer::NodeIdentity{
-            .incarnation = runtime.incarnation(),
-            .compatibility_hash = engine->runner().compatibility_hash(),
-            .numeric_class = engine->runner().numeric_class(),
-            .layout = transfer::DescribeLayout(arena.layout(), arena.layout().kv_heads, 1, 0, 0)},
-        arena, std::move(transfer), loop, runtime.registry(), *node, KvReceiver::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
+        loop, runtime.registry(), *node, KvReceiver::Options{});
     node->Start(*receiver);
   });
   const absl::Status ready = runtime.SetReady(channel->endpoint());

@@ -11,8 +11,8 @@
 #include "common/node/node_metrics.h"
 #include "common/node/node_runtime.h"
 #include "common/node/step_executor.h"
+#include "common/node/transfer_identity.h"
 #include "common/rpc/zmq_channel.h"
-#include "common/transfer/copy_plan.h"
 #include "common/transfer/ucx_engine.h"
 #include "services/prefill/prefill_node.h"
 
@@ -46,12 +46,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   loop.RunAndWait([&] {
     kv::KvArena& arena = engine->runner().kv();
     sender = std::make_unique<KvSender>(
-        transfer::NodeIdentity{
-            .incarnation = runtime.incarnation(),
-            .compatibility_hash = engine->runner().compatibility_hash(),
-            .numeric_class = engine->runner().numeric_class(),
-            .layout = transfer::DescribeLayout(arena.layout(), arena.layout().kv_heads, 1, 0, 0)},
-        arena, std::move(transfer), loop, runtime.registry(), KvSender::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
+        loop, runtime.registry(), KvSender::Options{});
     node = std::make_unique<PrefillNode>(
         PrefillNode::Options{.incarnation = runtime.incarnation(),
                              .model_name = runtime.model_name(),

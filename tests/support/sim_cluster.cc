@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/model/model_spec.h"
-#include "common/transfer/copy_plan.h"
+#include "common/node/transfer_identity.h"
 #include "services/router/placement/least_load.h"
 
 namespace lynx::testing {
@@ -133,12 +133,7 @@ void SimCluster::Start(const std::string& name) {
   if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, loop, std::move(transfer));
 
   model::ModelRunner& runner = node->engine->runner();
-  const transfer::NodeIdentity identity = {
-      .incarnation = incarnation,
-      .compatibility_hash = runner.compatibility_hash(),
-      .numeric_class = runner.numeric_class(),
-      .layout =
-          transfer::DescribeLayout(runner.kv().layout(), runner.kv().layout().kv_heads, 1, 0, 0)};
+  const transfer::NodeIdentity identity = node::TransferIdentity(incarnation, runner);
   if (prefill) {
     node->sender =
         std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer), loop,
