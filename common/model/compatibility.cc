@@ -29,7 +29,7 @@ std::string CompatibilityHash(const ModelSpec& spec, const SafetensorsFolder& fo
       absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
       absl::StrFormat("%a", spec.rope_theta), "\ntied ", spec.tied_embeddings, "\ndense ",
       spec.dense_intermediate_size, "\nexperts ", spec.experts, " ", spec.experts_per_token, " ",
-      spec.expert_intermediate_size, " ", spec.normalise_top_k, "\neos ",
+      spec.expert_intermediate_size, " ", spec.gate.rule == moe::Gate::Rule::kRenormalise, "\neos ",
       absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
       "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\n"));
   for (const auto& [name, tensor] : folder.tensors()) {

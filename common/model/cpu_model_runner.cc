@@ -48,11 +48,12 @@ class CpuModelRunner : public ModelRunner {
     positions_.reserve(rows);
     attention_rows_.reserve(rows);
     slots_.reserve(rows);
+    policies_.reserve(rows);
     wanted_.reserve(static_cast<size_t>(max_logits_));
     hidden_.resize(rows * hidden);
     final_.resize(static_cast<size_t>(max_logits_) * hidden);
     logits_.resize(static_cast<size_t>(max_logits_) * static_cast<size_t>(spec_.vocab_size));
-    stats_.active_experts.reserve(static_cast<size_t>(spec_.layers));
+    stats_.plans.reserve(static_cast<size_t>(spec_.layers));
     numeric_class_ = absl::StrCat("cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-",
                                   kNumericsRevision, "/libc-", gnu_get_libc_version(), "/compute-",
                                   std::string(Name(options.compute_dtype)), "/kv-",
@@ -96,7 +97,6 @@ class CpuModelRunner : public ModelRunner {
   const kernels::ExecContext ctx_;
   AttentionBlock attention_;
   FeedForwardBlock feed_forward_;
-  moe::ExactPolicy policy_;
   std::string numeric_class_;
   std::string compatibility_hash_;
 
@@ -105,6 +105,8 @@ class CpuModelRunner : public ModelRunner {
   std::vector<int32_t> positions_;
   std::vector<kernels::AttentionRow> attention_rows_;
   std::vector<kernels::KvSlot> slots_;
+  std::vector<const moe::Policy*> policies_;
+  moe::Phase phase_ = moe::Phase::kDecode;
   std::vector<int32_t> wanted_;  // Rows whose logits are wanted.
   std::vector<float> hidden_;    // [max_rows, hidden]: the residual stream, float32.
   std::vector<float> final_;     // [max_logits, hidden]
@@ -163,12 +165,16 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   positions_.clear();
   attention_rows_.clear();
   slots_.clear();
+  policies_.clear();
   wanted_.clear();
   stats_.weight_bytes_read = 0;
   stats_.kv_bytes_read = 0;
-  stats_.active_experts.clear();
+  stats_.plans.clear();
   const int64_t token_bytes = kv_->layout().BlockBytes() / kv::kBlockTokens;
+  bool decode = false;
+  bool prefill = false;
   for (const SequenceRows& sequence : batch) {
+    (sequence.decode ? decode : prefill) = true;
     const auto count = static_cast<int32_t>(sequence.tokens.size());
     for (int32_t i = 0; i < count; ++i) {
       const int32_t position = sequence.start + i;
@@ -176,12 +182,14 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
         wanted_.push_back(static_cast<int32_t>(tokens_.size()));
       tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
       positions_.push_back(position);
+      policies_.push_back(sequence.policy);
       attention_rows_.push_back({.blocks = sequence.blocks.data(), .position = position});
       slots_.push_back({.block = sequence.blocks[static_cast<size_t>(position / kv::kBlockTokens)],
                         .offset = position % kv::kBlockTokens});
     }
     stats_.kv_bytes_read += (sequence.start + count) * token_bytes;
   }
+  phase_ = !prefill ? moe::Phase::kDecode : decode ? moe::Phase::kMixed : moe::Phase::kPrefill;
 }
 
 void CpuModelRunner::Embed() {
@@ -250,11 +258,11 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     LYNX_RETURN_IF_ERROR(
         attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
-    LYNX_RETURN_IF_ERROR(
-        feed_forward_.Run(weights.feed_forward, rows, layer, policy_, hidden_.data(), ctx_));
+    LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, phase_, policies_,
+                                           hidden_.data(), ctx_));
     const bool moe = weights.feed_forward.router.data != nullptr;
     const auto active = moe ? static_cast<int64_t>(feed_forward_.plan().active().size()) : 0;
-    stats_.active_experts.push_back(static_cast<int32_t>(active));
+    stats_.plans.push_back(moe ? feed_forward_.plan().stats() : moe::PlanStats{});
     stats_.weight_bytes_read += weights.attention.bytes + weights.feed_forward.router_bytes +
                                 (moe ? active : 1) * weights.feed_forward.expert_bytes;
     if (observer != nullptr && !observer->OnLayerDone(layer)) {

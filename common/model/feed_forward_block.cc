@@ -23,8 +23,8 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool
       dense_weights_(static_cast<size_t>(max_rows), 1.0f) {}
 
 absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
-                                   moe::Policy& policy, float* hidden,
-                                   const kernels::ExecContext& ctx) {
+                                   moe::Phase phase, std::span<const moe::Policy* const> policies,
+                                   float* hidden, const kernels::ExecContext& ctx) {
   const int64_t hidden_size = spec_.hidden_size;
   LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
                                          .gain = weights.input_norm.data(),
@@ -60,14 +60,15 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                                         .y_stride = spec_.experts},
                                        ctx));
     const auto logits = static_cast<size_t>(rows * spec_.experts);
-    policy.MakePlan({.logits = std::span<const float>(router_logits_).first(logits),
-                     .rows = static_cast<int32_t>(rows),
-                     .experts = spec_.experts,
-                     .top_k = spec_.experts_per_token,
-                     .gate_rule = spec_.normalise_top_k ? moe::GateRule::kSoftmaxRenormalised
-                                                        : moe::GateRule::kSoftmax,
-                     .layer = layer},
-                    plan_);
+    planner_.MakePlan({.logits = std::span<const float>(router_logits_).first(logits),
+                       .rows = static_cast<int32_t>(rows),
+                       .experts = spec_.experts,
+                       .top_k = spec_.experts_per_token,
+                       .layer = layer,
+                       .gate = spec_.gate,
+                       .phase = phase,
+                       .policies = policies},
+                      plan_);
     args.ids = plan_.ids().data();
     args.weights = plan_.weights().data();
     args.intermediate = spec_.expert_intermediate_size;

@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
-#include "common/moe/policy.h"
+#include "common/moe/planner.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/moe/expert_ffn.h"
 
@@ -19,10 +20,11 @@ class FeedForwardBlock {
  public:
   FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16);
 
-  // Updates `hidden` [rows, hidden_size]. For an MoE layer `policy` decides who goes where;
-  // plan() then tells what it said.
-  absl::Status Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
-                   moe::Policy& policy, float* hidden, const kernels::ExecContext& ctx);
+  // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
+  // `policies` (as in moe::RouterInput) say; plan() then tells what it was.
+  absl::Status Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer, moe::Phase phase,
+                   std::span<const moe::Policy* const> policies, float* hidden,
+                   const kernels::ExecContext& ctx);
 
   // Of the last MoE layer run.
   const moe::RoutingPlan& plan() const { return plan_; }
@@ -32,6 +34,7 @@ class FeedForwardBlock {
   const bool round_bf16_;
   std::vector<float> normed_;         // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
+  moe::Planner planner_;
   moe::RoutingPlan plan_;
   kernels::ExpertFfnWorkspace workspace_;
   // The plan of a dense layer: every row through expert 0 with weight 1.

@@ -12,6 +12,7 @@
 #include "common/base/dtype.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
+#include "common/moe/routing_plan.h"
 
 namespace lynx::model {
 
@@ -34,13 +35,15 @@ struct SequenceRows {
   std::span<const kv::BlockId> blocks;  // Hold at least start + tokens.size() tokens.
   int32_t logits_rows = 0;              // Logits wanted for this many last rows; 0..tokens.size().
   bool decode = false;                  // Phase: a generated token's row (true) or prompt.
+  // How its rows may be remapped in a step of decode rows only; null: never. Outlives the step.
+  const moe::Policy* policy = nullptr;
 };
 
 // What a step touched, for metrics and benches. Overwritten by the next step.
 struct StepStats {
   int64_t weight_bytes_read = 0;  // Each active expert counted once.
   int64_t kv_bytes_read = 0;
-  std::vector<int32_t> active_experts;  // Per layer; 0 for a dense layer.
+  std::vector<moe::PlanStats> plans;  // Per layer; all zero for a dense layer.
 };
 
 // Called on the stepping thread as the step proceeds.
@@ -54,9 +57,9 @@ class StepObserver {
 
 // Executes forward passes of one model over a paged KV cache.
 //
-// Exactness: within one numeric_class() a row's KV and logits have the same bits whatever other
-// rows share the step, however the prompt was cut into steps, and whether the row came as prompt
-// or as a generated token.
+// Exactness: within one numeric_class() the KV and logits of a row without a lossy policy have the
+// same bits whatever other rows share the step, however the prompt was cut into steps, and whether
+// the row came as prompt or as a generated token; as long as the KV behind it was made so, too.
 //
 // Owned and called by one thread at a time; it runs its own worker threads inside Step. The KV
 // arena may be read and written by other threads wherever no running step uses the block.

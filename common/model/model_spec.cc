@@ -165,7 +165,8 @@ absl::Status ReadQwen3Moe(const Config& config, ModelSpec& spec) {
                           absl::StrCat("at most num_experts, ", spec.experts));
     }
     LYNX_ASSIGN_OR_RETURN(spec.expert_intermediate_size, config.Size("moe_intermediate_size"));
-    LYNX_ASSIGN_OR_RETURN(spec.normalise_top_k, config.Flag("norm_topk_prob", false));
+    LYNX_ASSIGN_OR_RETURN(const bool renormalise, config.Flag("norm_topk_prob", false));
+    spec.gate.rule = renormalise ? moe::Gate::Rule::kRenormalise : moe::Gate::Rule::kKeepMass;
   } else {
     spec.experts = 0;
   }

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
+#include "common/moe/gate.h"
 
 namespace lynx::model {
 
@@ -33,7 +34,7 @@ struct ModelSpec {
   int32_t experts = 0;
   int32_t experts_per_token = 0;
   int32_t expert_intermediate_size = 0;
-  bool normalise_top_k = false;
+  moe::Gate gate;
 
   // Tokens that end a sequence: of config.json and generation_config.json together, ascending.
   std::vector<int32_t> eos_token_ids;

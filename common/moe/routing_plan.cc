@@ -24,6 +24,7 @@ void RoutingPlan::Start(const RouterInput& input) {
   rows_ = input.rows;
   experts_ = input.experts;
   top_k_ = input.top_k;
+  stats_ = {};
   LYNX_CHECK(Size() <= ids_.size() && static_cast<size_t>(experts_) <= is_active_.size());
 }
 
@@ -57,7 +58,7 @@ void Weigh(const RouterInput& input, int32_t row, std::span<const int32_t> ids,
     kept += weights[j];
   }
   float total = kept;
-  if (input.gate_rule == GateRule::kSoftmax) {
+  if (input.gate.rule == Gate::Rule::kKeepMass) {
     total = 0;
     for (float logit : logits) total += GateExp(logit - largest);
   }

@@ -185,9 +185,9 @@ class Bench {
     costs->seconds.push_back(seconds.count());
     costs->weight_bytes += static_cast<double>(stats.weight_bytes_read);
     costs->kv_bytes += static_cast<double>(stats.kv_bytes_read);
-    for (int32_t active : stats.active_experts) {
-      costs->active_experts += active;
-      costs->moe_layers += active > 0 ? 1 : 0;
+    for (const moe::PlanStats& plan : stats.plans) {
+      costs->active_experts += plan.experts;
+      costs->moe_layers += plan.experts > 0 ? 1 : 0;
     }
     return absl::OkStatus();
   }

@@ -328,8 +328,8 @@ void DecodeNode::OnStepDone() {
   if (step_status_.ok()) {
     metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows,
                     absl::ToDoubleSeconds(loop_.Now() - step_began_));
-    for (int32_t experts : engine_.runner().stats().active_experts) {
-      if (experts > 0) metrics_.active_experts.Observe(experts);
+    for (const moe::PlanStats& plan : engine_.runner().stats().plans) {
+      if (plan.experts > 0) metrics_.active_experts.Observe(plan.experts);
     }
   }
   // A sequence's last tokens go out before its last word.

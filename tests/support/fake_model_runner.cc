@@ -46,7 +46,7 @@ FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
   spec_.head_dim = layout.head_dim;
   spec_.max_positions = options.kv_blocks * kv::kBlockTokens;
   spec_.feed_forward.assign(static_cast<size_t>(layout.layers), model::FeedForwardKind::kDense);
-  stats_.active_experts.assign(static_cast<size_t>(options.layers), 0);
+  stats_.plans.assign(static_cast<size_t>(options.layers), {});
 }
 
 absl::Status FakeModelRunner::Check(std::span<const model::SequenceRows> batch) const {

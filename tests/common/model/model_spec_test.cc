@@ -44,7 +44,8 @@ TEST(ModelSpecTest, ReadsTheDemoModel) {
   EXPECT_EQ(spec->head_dim, 64);
   EXPECT_EQ(spec->experts, 64);
   EXPECT_EQ(spec->experts_per_token, 8);
-  EXPECT_TRUE(spec->tied_embeddings && spec->normalise_top_k && spec->head_norm);
+  EXPECT_TRUE(spec->tied_embeddings && spec->gate.rule == moe::Gate::Rule::kRenormalise &&
+              spec->head_norm);
   EXPECT_THAT(spec->eos_token_ids, ElementsAre(4093, 4095));  // One from each of two files.
 }
 

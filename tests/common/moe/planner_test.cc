@@ -1,3 +1,5 @@
+#include "common/moe/planner.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "common/moe/gate_math.h"
-#include "common/moe/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -20,37 +21,37 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 RoutingPlan PlanFor(const std::vector<float>& logits, int32_t rows, int32_t top_k,
-                    GateRule rule = GateRule::kSoftmaxRenormalised) {
+                    Gate::Rule rule = Gate::Rule::kRenormalise) {
   const auto experts = static_cast<int32_t>(logits.size()) / rows;
   RoutingPlan plan(rows, experts, top_k);
-  ExactPolicy().MakePlan(
-      {.logits = logits, .rows = rows, .experts = experts, .top_k = top_k, .gate_rule = rule},
+  Planner().MakePlan(
+      {.logits = logits, .rows = rows, .experts = experts, .top_k = top_k, .gate = {.rule = rule}},
       plan);
   return plan;
 }
 
-TEST(ExactPolicyTest, PicksTheLargestInOrder) {
+TEST(PlannerTest, PicksTheLargestInOrder) {
   const RoutingPlan plan = PlanFor({0, 3, 1, 2, /**/ 9, 8, 7, 6}, /*rows=*/2, /*top_k=*/2);
   EXPECT_THAT(plan.ids(), ElementsAre(1, 3, 0, 1));
   EXPECT_THAT(plan.active(), ElementsAre(0, 1, 3));
 }
 
-TEST(ExactPolicyTest, TiesGoToTheLowerId) {
+TEST(PlannerTest, TiesGoToTheLowerId) {
   EXPECT_THAT(PlanFor({5, 7, 5, 7, 7}, 1, 4).ids(), ElementsAre(1, 3, 4, 0));
   EXPECT_THAT(PlanFor({1, 1, 1, 1}, 1, 4).ids(), ElementsAre(0, 1, 2, 3));
 }
 
-TEST(ExactPolicyTest, WeighsByTheGateRule) {
+TEST(PlannerTest, WeighsByTheGateRule) {
   const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f)};  // Softmax 1/8, 2/8, 5/8.
   const RoutingPlan renormalised = PlanFor(logits, 1, 2);
   EXPECT_NEAR(renormalised.weights()[0], 5.0 / 7, 1e-6);
   EXPECT_NEAR(renormalised.weights()[1], 2.0 / 7, 1e-6);
-  const RoutingPlan plain = PlanFor(logits, 1, 2, GateRule::kSoftmax);
+  const RoutingPlan plain = PlanFor(logits, 1, 2, Gate::Rule::kKeepMass);
   EXPECT_NEAR(plain.weights()[0], 5.0 / 8, 1e-6);
   EXPECT_NEAR(plain.weights()[1], 2.0 / 8, 1e-6);
 }
 
-TEST(ExactPolicyTest, EqualsSortingForRandomLogitsWithTies) {
+TEST(PlannerTest, EqualsSortingForRandomLogitsWithTies) {
   std::mt19937 rng(1);
   std::uniform_int_distribution<int> level(-3, 3);
   for (int round = 0; round < 300; ++round) {
@@ -79,14 +80,14 @@ TEST(ExactPolicyTest, EqualsSortingForRandomLogitsWithTies) {
   }
 }
 
-TEST(ExactPolicyTest, ExtremeLogitsGiveFiniteWeights) {
+TEST(PlannerTest, ExtremeLogitsGiveFiniteWeights) {
   const RoutingPlan plan = PlanFor({1e4f, -1e4f, -kInf, 1e4f, /**/ -kInf, 0, -kInf, -kInf}, 2, 2);
   EXPECT_THAT(plan.ids(), ElementsAre(0, 3, 1, 0));
   EXPECT_THAT(plan.weights(), ElementsAre(0.5f, 0.5f, 1.0f, 0.0f));
 }
 
 // A NaN must reach the row's output, where the sampler looks for it, and no other row's.
-TEST(ExactPolicyTest, NanStaysVisibleAndInItsRow) {
+TEST(PlannerTest, NanStaysVisibleAndInItsRow) {
   const RoutingPlan plan = PlanFor({1, kNan, 3, 2, /**/ 1, 2, 3, 4}, 2, 2);
   EXPECT_THAT(plan.ids(), ElementsAre(2, 3, 3, 2));
   EXPECT_TRUE(std::isnan(plan.weights()[0]) && std::isnan(plan.weights()[1]));
@@ -94,12 +95,12 @@ TEST(ExactPolicyTest, NanStaysVisibleAndInItsRow) {
   EXPECT_THAT(PlanFor({kNan, kNan, kNan}, 1, 3).ids(), ElementsAre(0, 1, 2));
 }
 
-TEST(ExactPolicyTest, OnePlanServesStepsOfAllSizes) {
+TEST(PlannerTest, OnePlanServesStepsOfAllSizes) {
   RoutingPlan plan(8, 4, 2);
-  ExactPolicy policy;
+  Planner planner;
   for (int32_t rows : {8, 0, 3}) {
     const std::vector<float> logits(static_cast<size_t>(rows) * 4, 1.0f);
-    policy.MakePlan({.logits = logits, .rows = rows, .experts = 4, .top_k = 2}, plan);
+    planner.MakePlan({.logits = logits, .rows = rows, .experts = 4, .top_k = 2}, plan);
     EXPECT_EQ(plan.ids().size(), static_cast<size_t>(rows) * 2);
     EXPECT_EQ(plan.active().size(), rows == 0 ? 0u : 2u);
   }

@@ -1,7 +1,7 @@
+#include "common/moe/planner.h"
+
 #include <cmath>
 #include <limits>
-
-#include "common/moe/policy.h"
 
 namespace lynx::moe {
 namespace {
@@ -30,7 +30,7 @@ void TopK(std::span<const float> logits, std::span<int32_t> ids) {
 
 }  // namespace
 
-void ExactPolicy::MakePlan(const RouterInput& input, RoutingPlan& plan) {
+void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
   plan.Start(input);
   const auto experts = static_cast<size_t>(input.experts);
   for (int32_t row = 0; row < input.rows; ++row) {
@@ -38,6 +38,11 @@ void ExactPolicy::MakePlan(const RouterInput& input, RoutingPlan& plan) {
     Weigh(input, row, plan.MutableIds(row), plan.MutableWeights(row));
   }
   plan.Finish();
+  PlanStats& stats = plan.mutable_stats();
+  stats.experts = static_cast<int32_t>(plan.active().size());
+  stats.experts_exact = stats.experts;
+  stats.rows = input.rows;
+  stats.assignments = input.rows * input.top_k;
 }
 
 }  // namespace lynx::moe
