@@ -6,6 +6,8 @@
 
 # A compiler cache filled by one checkout serves another.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+# Needed for results that used a precompiled header.
+export CCACHE_SLOPPINESS=pch_defines,time_macros
 
 LYNX_BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config curl
