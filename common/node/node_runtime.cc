@@ -134,15 +134,16 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
 
 absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
   stop_.Arm();
+  // Whoever reads the announcement finds every metric.
+  registry_
+      .AddGauge("lynx_node_startup_duration_seconds",
+                "Time from the start of the process to readiness.")
+      .Set(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_));
   const std::string http_endpoint = absl::StrCat(http_host_, ":", server_->port());
   if (!config_.announce.empty()) {
     LYNX_RETURN_IF_ERROR(
         WriteAnnouncement(config_.announce, {.http = http_endpoint, .control = control_endpoint}));
   }
-  registry_
-      .AddGauge("lynx_node_startup_duration_seconds",
-                "Time from the start of the process to readiness.")
-      .Set(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_));
   health_.SetStarted();
   telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint}});
   return absl::OkStatus();

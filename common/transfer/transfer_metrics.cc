@@ -1,5 +1,7 @@
 #include "common/transfer/transfer_metrics.h"
 
+#include <iterator>
+
 #include "common/telemetry/buckets.h"
 
 namespace lynx::transfer {
@@ -7,6 +9,15 @@ namespace {
 
 constexpr const char* kResults[] = {"ok",      "error",    "timeout",
                                     "aborted", "checksum", "incompatible"};
+
+// In the order of Drop.
+constexpr const char* kDrops[] = {
+    "malformed",     "version",      "incarnation",  "unexpected",
+    "role",          "unknown_peer", "no_handshake", "handshake_refused",
+    "unknown_grant", "stale_epoch",  "other_sender", "adopted",
+    "range",         "no_staging",   "duplicate",    "late_abort",
+    "late_reply"};
+static_assert(std::size(kDrops) == static_cast<size_t>(Drop::kLateReply) + 1);
 
 const char* ResultOf(const absl::Status& status) {
   switch (status.code()) {
@@ -35,8 +46,7 @@ telemetry::Labels With(telemetry::Labels labels, const char* name, const char* v
 
 TransferMetrics::TransferMetrics(telemetry::Registry& registry, const std::string& direction,
                                  const std::string& transport)
-    : registry_(registry),
-      labels_{{"direction", direction}, {"transport", transport}},
+    : labels_{{"direction", direction}, {"transport", transport}},
       bytes_(
           registry.AddCounter("lynx_kv_transfer_bytes_total", "Payload bytes confirmed.", labels_)),
       duration_(registry.AddHistogram("lynx_kv_transfer_duration_seconds",
@@ -73,6 +83,10 @@ TransferMetrics::TransferMetrics(telemetry::Registry& registry, const std::strin
     results_.emplace(result, registry.AddCounter("lynx_kv_transfers_total", "Hand-offs that ended.",
                                                  With(labels_, "result", result)));
   }
+  for (const char* reason : kDrops) {
+    dropped_.push_back(registry.AddCounter("lynx_kv_transfer_dropped_total",
+                                           "Messages that were not taken.", {{"reason", reason}}));
+  }
 }
 
 void TransferMetrics::OnTransferEnd(const absl::Status& status, int64_t bytes,
@@ -86,17 +100,7 @@ void TransferMetrics::OnTransferEnd(const absl::Status& status, int64_t bytes,
   if (seconds > 0) throughput_.Observe(static_cast<double>(bytes) / seconds);
 }
 
-void TransferMetrics::OnDropped(const char* reason) {
-  auto it = dropped_.find(reason);
-  if (it == dropped_.end()) {
-    it = dropped_
-             .emplace(reason,
-                      registry_.AddCounter("lynx_kv_transfer_dropped_total",
-                                           "Messages that were not taken.", {{"reason", reason}}))
-             .first;
-  }
-  it->second.Increment();
-}
+void TransferMetrics::OnDropped(Drop reason) { dropped_[static_cast<size_t>(reason)].Increment(); }
 
 void TransferMetrics::OnHandshake(absl::Duration took) {
   handshake_.Observe(absl::ToDoubleSeconds(took));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -10,7 +11,29 @@
 
 namespace lynx::transfer {
 
-// The lynx_kv_transfer_* series of one end of the hand-off. Not thread-safe: on the owner's loop.
+// Why a message was not taken.
+enum class Drop {
+  kMalformed,
+  kVersion,
+  kIncarnation,
+  kUnexpected,  // Of a kind that this end does not take.
+  kRole,        // A prefill node takes this one for a decode node.
+  kUnknownPeer,
+  kNoHandshake,
+  kHandshakeRefused,
+  kUnknownGrant,
+  kStaleEpoch,
+  kOtherSender,  // Another prefill node has taken the grant over.
+  kAdopted,      // The grant has been fulfilled.
+  kRange,        // Blocks or bytes that the grant does not have.
+  kNoStaging,
+  kDuplicate,
+  kLateAbort,
+  kLateReply,
+};
+
+// The lynx_kv_transfer_* series of one end of the hand-off, all there from the start. Not
+// thread-safe: on the owner's loop.
 class TransferMetrics {
  public:
   // direction: "send" or "recv".
@@ -19,8 +42,7 @@ class TransferMetrics {
 
   // One hand-off that ended. bytes: payload that was confirmed; took: since its first byte.
   void OnTransferEnd(const absl::Status& status, int64_t bytes, absl::Duration took);
-  // A message that was not taken; `reason` is from a closed set.
-  void OnDropped(const char* reason);
+  void OnDropped(Drop reason);
   void OnLeaseExpired() { leases_expired_.Increment(); }
   void OnHandshake(absl::Duration took);
   void SetPending(int64_t transfers, int64_t bytes, absl::Duration oldest);
@@ -29,10 +51,9 @@ class TransferMetrics {
   void SetQuarantinedBytes(size_t bytes);
 
  private:
-  telemetry::Registry& registry_;
   const telemetry::Labels labels_;
   std::map<std::string, telemetry::Counter> results_;
-  std::map<std::string, telemetry::Counter> dropped_;
+  std::vector<telemetry::Counter> dropped_;  // By Drop.
   telemetry::Counter bytes_;
   telemetry::Histogram duration_;
   telemetry::Histogram size_;

@@ -5,15 +5,22 @@ import subprocess
 from cluster import BIN, ROOT, fetch
 
 
+def families(process):
+    """{(name, type)} of what a process serves."""
+    status, text = fetch(process.url("/metrics"))
+    assert status == 200, (process.name, status, text)
+    return set(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+
+
 def test_every_metric_is_on_the_page_and_the_other_way_round(cluster):
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M)
     listed = {(name, kind, role) for name, kind, _, roles in rows for role in roles.split(", ")}
-    served = set()
     for process in cluster.processes():
-        text = fetch(process.url("/metrics"))[1]
-        for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
-            served.add((name, kind, process.name.split("-")[0]))
-    assert served == listed
+        role = process.name.split("-")[0]
+        served = families(process)
+        on_page = {(name, kind) for name, kind, of in listed if of == role}
+        assert served == on_page, (process.name, "not on the page", sorted(served - on_page),
+                                   "not served", sorted(on_page - served))
 
 
 def test_every_option_is_on_the_page_and_the_other_way_round():

@@ -166,22 +166,22 @@ std::unique_ptr<Landing> KvReceiver::OnMessage(PeerId peer_id, std::span<const s
                                                size_t payload_bytes) {
   absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
   if (!header.ok()) {
-    metrics_.OnDropped("malformed");
+    metrics_.OnDropped(transfer::Drop::kMalformed);
     return nullptr;
   }
   if (header->has_handshake()) return OnHandshake(peer_id, *header, payload_bytes);
   if (header->version() != rpc::kProtocolVersion) {
-    metrics_.OnDropped("version");
+    metrics_.OnDropped(transfer::Drop::kVersion);
     return nullptr;
   }
   auto it = peers_.find(peer_id);
   if (it == peers_.end() || !it->second->ready) {
-    metrics_.OnDropped("no_handshake");
+    metrics_.OnDropped(transfer::Drop::kNoHandshake);
     return nullptr;
   }
   Peer& peer = *it->second;
   if (header->receiver() != self_.incarnation || header->sender() != peer.incarnation) {
-    metrics_.OnDropped("incarnation");
+    metrics_.OnDropped(transfer::Drop::kIncarnation);
     return nullptr;
   }
   switch (header->body_case()) {
@@ -193,7 +193,7 @@ std::unique_ptr<Landing> KvReceiver::OnMessage(PeerId peer_id, std::span<const s
       OnAbort(peer, header->abort());
       return nullptr;
     default:
-      metrics_.OnDropped("unexpected");
+      metrics_.OnDropped(transfer::Drop::kUnexpected);
       return nullptr;
   }
 }
@@ -237,7 +237,7 @@ std::unique_ptr<Landing> KvReceiver::OnHandshake(PeerId peer_id,
 }
 
 void KvReceiver::RefuseHandshake(PeerId peer, Incarnation sender, const absl::Status& status) {
-  metrics_.OnDropped("handshake_refused");
+  metrics_.OnDropped(transfer::Drop::kHandshakeRefused);
   telemetry::LogWarning("refused a prefill node",
                         {{"peer_incarnation", HexId(sender)}, {"status", status.ToString()}});
   proto::TransferHeader reply = transfer::MakeHeader(self_.incarnation, sender);
@@ -261,7 +261,7 @@ void KvReceiver::OnHandshakePayload(Peer& peer, std::span<const std::byte> paylo
 }
 
 KvReceiver::Grant* KvReceiver::FindLive(Peer& peer, uint64_t grant_id, uint32_t epoch) {
-  const auto refuse = [&](const char* reason, const char* message) {
+  const auto refuse = [&](transfer::Drop reason, const char* message) {
     metrics_.OnDropped(reason);
     ReplyToCommit(peer.id, grant_id, epoch, absl::AbortedError(message));
     return nullptr;
@@ -269,19 +269,19 @@ KvReceiver::Grant* KvReceiver::FindLive(Peer& peer, uint64_t grant_id, uint32_t 
   auto it = grants_.find(grant_id);
   if (it == grants_.end()) {
     if (std::find(adopted_.begin(), adopted_.end(), grant_id) != adopted_.end()) {
-      metrics_.OnDropped("adopted");
+      metrics_.OnDropped(transfer::Drop::kAdopted);
       ReplyToCommit(peer.id, grant_id, epoch, absl::OkStatus());
       return nullptr;
     }
-    return refuse("unknown_grant", "no such grant: cancelled, expired or failed");
+    return refuse(transfer::Drop::kUnknownGrant, "no such grant: cancelled, expired or failed");
   }
   Grant& grant = *it->second;
-  if (grant.epoch != epoch) return refuse("stale_epoch", "the grant has been fenced");
+  if (grant.epoch != epoch) return refuse(transfer::Drop::kStaleEpoch, "the grant has been fenced");
   if (grant.sender == 0) {
     Pin(grant, peer);
   } else if (grant.sender != peer.id) {
     if (grant.former_senders.contains(peer.id)) {
-      return refuse("other_sender", "another prefill node has taken over");
+      return refuse(transfer::Drop::kOtherSender, "another prefill node has taken over");
     }
     // The router has given the grant to another prefill node: the first one is lost to it, even
     // where its connection still stands.
@@ -311,7 +311,7 @@ std::unique_ptr<Landing> KvReceiver::OnKvPush(Peer& peer, const proto::KvPush& p
   if (push.layer() < 0 || push.layer() >= arena_.layout().layers || count == 0 ||
       push.first_block() < grant->first_block || push.first_block() + count > grant->end_block ||
       static_cast<int64_t>(payload_bytes) != count * peer.plan.from_block_bytes) {
-    metrics_.OnDropped("range");
+    metrics_.OnDropped(transfer::Drop::kRange);
     Fail(*grant, absl::InvalidArgumentError(absl::StrCat(
                      "push of ", count, " blocks from ", push.first_block(), " in layer ",
                      push.layer(), " with ", payload_bytes, " bytes; the grant wants blocks ",
@@ -322,7 +322,7 @@ std::unique_ptr<Landing> KvReceiver::OnKvPush(Peer& peer, const proto::KvPush& p
   grant->deadline = std::max(grant->deadline, loop_.Now() + grant->lease_time);
   std::unique_ptr<Landing> landing = grant->staging->Acquire(payload_bytes);
   if (landing == nullptr) {
-    metrics_.OnDropped("no_staging");
+    metrics_.OnDropped(transfer::Drop::kNoStaging);
     Fail(*grant, absl::ResourceExhaustedError("no staging memory is free"));
   }
   return landing;
@@ -333,13 +333,13 @@ std::unique_ptr<Landing> KvReceiver::OnCommit(Peer& peer, const proto::Commit& c
   Grant* grant = FindLive(peer, commit.grant_id(), commit.epoch());
   if (grant == nullptr) return nullptr;
   if (payload_bytes == 0 || payload_bytes > kMaxCommitBytes) {
-    metrics_.OnDropped("range");
+    metrics_.OnDropped(transfer::Drop::kRange);
     Fail(*grant, absl::InvalidArgumentError(absl::StrCat("a commit of ", payload_bytes, " bytes")));
     return nullptr;
   }
   std::unique_ptr<Landing> landing = grant->staging->Acquire(payload_bytes);
   if (landing == nullptr) {
-    metrics_.OnDropped("no_staging");
+    metrics_.OnDropped(transfer::Drop::kNoStaging);
     Fail(*grant, absl::ResourceExhaustedError("no staging memory is free"));
   }
   return landing;
@@ -349,7 +349,7 @@ void KvReceiver::OnAbort(Peer& peer, const proto::Abort& abort) {
   auto it = grants_.find(abort.grant_id());
   if (it == grants_.end() || it->second->epoch != abort.epoch() ||
       (it->second->sender != 0 && it->second->sender != peer.id)) {
-    metrics_.OnDropped("late_abort");
+    metrics_.OnDropped(transfer::Drop::kLateAbort);
     return;
   }
   Grant& grant = *it->second;
@@ -368,7 +368,7 @@ void KvReceiver::OnPayload(PeerId peer_id, std::span<const std::byte> bytes,
   auto it = peers_.find(peer_id);
   absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
   if (it == peers_.end() || !header.ok()) {
-    metrics_.OnDropped("unknown_peer");
+    metrics_.OnDropped(transfer::Drop::kUnknownPeer);
     return;
   }
   Peer& peer = *it->second;
@@ -383,7 +383,7 @@ void KvReceiver::OnPayload(PeerId peer_id, std::span<const std::byte> bytes,
       OnCommitPayload(peer, header->commit(), payload->bytes());
       break;
     default:
-      metrics_.OnDropped("unexpected");
+      metrics_.OnDropped(transfer::Drop::kUnexpected);
   }
 }
 
@@ -407,7 +407,7 @@ void KvReceiver::OnKvPayload(Peer& peer, const proto::KvPush& push,
     const size_t bit = static_cast<size_t>(push.layer()) * per_layer +
                        static_cast<size_t>(index - grant->first_block);
     if (grant->verified[bit]) {
-      metrics_.OnDropped("duplicate");
+      metrics_.OnDropped(transfer::Drop::kDuplicate);
       continue;
     }
     const kv::BlockId to = grant->request.lease.blocks()[static_cast<size_t>(index)];
@@ -451,12 +451,12 @@ void KvReceiver::OnCommitPayload(Peer& peer, const proto::Commit& commit,
     return;
   }
   if (grant->commit.has_value()) {
-    metrics_.OnDropped("duplicate");
+    metrics_.OnDropped(transfer::Drop::kDuplicate);
     return;
   }
   proto::CommitBody body;
   if (!proto::ParseMessage(payload, body)) {
-    metrics_.OnDropped("malformed");
+    metrics_.OnDropped(transfer::Drop::kMalformed);
     Fail(*grant, absl::InvalidArgumentError("the commit is malformed"));
     return;
   }

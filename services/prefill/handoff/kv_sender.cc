@@ -343,12 +343,12 @@ std::unique_ptr<transfer::Landing> KvSender::OnMessage(PeerId peer_id,
                                                        size_t payload_bytes) {
   absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
   if (!header.ok()) {
-    metrics_.OnDropped("malformed");
+    metrics_.OnDropped(transfer::Drop::kMalformed);
     return nullptr;
   }
   if (header->has_handshake()) {
     // Somebody takes this node for a decode node.
-    metrics_.OnDropped("role");
+    metrics_.OnDropped(transfer::Drop::kRole);
     proto::TransferHeader reply = transfer::MakeHeader(self_.incarnation, header->sender());
     reply.mutable_handshake_reply()->set_message(
         "role differs: the sender wants a decode node, this is a prefill node");
@@ -359,7 +359,7 @@ std::unique_ptr<transfer::Landing> KvSender::OnMessage(PeerId peer_id,
   }
   auto it = peers_.find(peer_id);
   if (it == peers_.end()) {
-    metrics_.OnDropped("unknown_peer");
+    metrics_.OnDropped(transfer::Drop::kUnknownPeer);
     return nullptr;
   }
   Peer& peer = *it->second;
@@ -367,24 +367,24 @@ std::unique_ptr<transfer::Landing> KvSender::OnMessage(PeerId peer_id,
     // Whatever its version and incarnation: a refusal must be readable by all.
     if (header->handshake_reply().accepted() &&
         (header->version() != rpc::kProtocolVersion || header->sender() != peer.key.first)) {
-      metrics_.OnDropped("incarnation");
+      metrics_.OnDropped(transfer::Drop::kIncarnation);
       return nullptr;
     }
     OnHandshakeReply(peer, header->handshake_reply());
     return nullptr;
   }
   if (header->version() != rpc::kProtocolVersion) {
-    metrics_.OnDropped("version");
+    metrics_.OnDropped(transfer::Drop::kVersion);
     return nullptr;
   }
   if (header->sender() != peer.key.first || header->receiver() != self_.incarnation) {
-    metrics_.OnDropped("incarnation");
+    metrics_.OnDropped(transfer::Drop::kIncarnation);
     return nullptr;
   }
   if (header->has_commit_reply() && payload_bytes == 0) {
     OnCommitReply(peer, header->commit_reply());
   } else {
-    metrics_.OnDropped("unexpected");
+    metrics_.OnDropped(transfer::Drop::kUnexpected);
   }
   return nullptr;
 }
@@ -437,7 +437,7 @@ void KvSender::OnCommitReply(Peer& peer, const proto::CommitReply& reply) {
                      : transfer::StatusFromReply(reply.status_code(), reply.message()));
     return;
   }
-  metrics_.OnDropped("late_reply");
+  metrics_.OnDropped(transfer::Drop::kLateReply);
 }
 
 void KvSender::OnPeerDown(PeerId peer, const absl::Status& reason) {
