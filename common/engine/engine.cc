@@ -96,6 +96,7 @@ absl::Status Engine::BuildBatch() {
     // One generated token is a decode row. Several are a recomputation, which goes as prompt: it
     // has the same bits, and its plan is exact.
     entry.decode = item.tokens == 1 && start >= static_cast<int32_t>(sequence.prompt_tokens_);
+    if (entry.decode) entry.policy = item.policy;
     rows += item.tokens;
     logits_rows += entry.logits_rows;
     batch_.push_back(entry);
@@ -109,12 +110,17 @@ absl::Status Engine::BuildBatch() {
   return absl::OkStatus();
 }
 
-absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listener) {
+absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listener, Shadow* shadow) {
   completed_items_ = 0;
   items_.assign(items.begin(), items.end());
   Observer observer(items_, listener);
   absl::Status status = BuildBatch();
   const bool ran = status.ok();
+  if (ran && shadow != nullptr) {
+    // The listener would take the KV for final.
+    Observer silent(items_, nullptr);
+    shadow->Run(*runner_, batch_, &silent);
+  }
   if (ran) status = runner_->Step(batch_, &observer);
   for (const WorkItem& item : items_) item.sequence->in_step_ = false;
   if (!ran) return status;
@@ -144,6 +150,7 @@ absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listene
     offset += size;
   }
   completed_items_ = items_.size();
+  if (shadow != nullptr) shadow->Finish(*runner_, batch_);
   return absl::OkStatus();
 }
 

@@ -9,8 +9,10 @@
 #include "common/base/dtype.h"
 #include "common/engine/sampler.h"
 #include "common/engine/sequence.h"
+#include "common/engine/shadow.h"
 #include "common/kv/block_pool.h"
 #include "common/model/model_runner.h"
+#include "common/moe/policy.h"
 
 namespace lynx::engine {
 
@@ -19,6 +21,9 @@ namespace lynx::engine {
 struct WorkItem {
   Sequence* sequence = nullptr;
   int32_t tokens = 0;  // [1, sequence->pending_tokens()]
+  // How a decode row of it may be remapped; null: never. Prompt rows never are, nor is what is
+  // recomputed in chunks. Outlives the step.
+  const moe::Policy* policy = nullptr;
 };
 
 // What came of one WorkItem.
@@ -62,7 +67,8 @@ struct EngineStats {
 // Which sequences run, and how long their chunks are, is the caller's scheduling.
 //
 // Exactness: tokens and log-probabilities of a sequence depend on its prompt, output and params
-// alone (and the runner's numeric class), whatever shares its steps and however it was cut.
+// alone (and the runner's numeric class), whatever shares its steps and however it was cut; as long
+// as none of its items had a lossy policy.
 //
 // Who may free what, when: a step reads and writes blocks of all its sequences until Step()
 // returns, those of cancelled sequences included, since one row of a running pass cannot be taken
@@ -79,14 +85,17 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Runs one step and stores what came of each item. `listener` may be null.
+  // Runs one step and stores what came of each item. `listener` may be null. `shadow`, unless null,
+  // was set up for this step and compares some of its rows; what comes of the items does not depend
+  // on it.
   //   InvalidArgument  an item breaks a bound (tokens, blocks too few, sequence finished or named
   //                    twice) or the items together exceed the step's rows or logits; nothing was
   //                    computed.
   //   other errors     of the runner: no sequence has changed, the KV of the step's rows is
   //                    undefined, and they are still pending.
   // No allocation per token once buffers have grown to the largest step seen.
-  absl::Status Step(std::span<const WorkItem> items, StepListener* listener = nullptr);
+  absl::Status Step(std::span<const WorkItem> items, StepListener* listener = nullptr,
+                    Shadow* shadow = nullptr);
 
   // One per item of the last Step, in its order; empty when it failed. Valid until the next.
   std::span<const ItemResult> results() const { return {results_.data(), completed_items_}; }

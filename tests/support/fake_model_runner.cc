@@ -74,17 +74,37 @@ absl::Status FakeModelRunner::Check(std::span<const model::SequenceRows> batch) 
   return absl::OkStatus();
 }
 
+uint64_t FakeModelRunner::Remapping(std::span<const model::SequenceRows> batch) const {
+  uint64_t all = 0;
+  for (const model::SequenceRows& rows : batch) {
+    if (!rows.decode) return 0;
+    all += Mix(static_cast<uint64_t>(rows.tokens[0]));
+  }
+  return batch.size() > 1 ? Mix(all) : 0;
+}
+
 absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
                                    model::StepObserver* observer) {
   LYNX_RETURN_IF_ERROR(Check(batch));
   LYNX_RETURN_IF_ERROR(std::exchange(next_status_, absl::OkStatus()));
+  const uint64_t remapping = Remapping(batch);
+  const auto lossy = [&](const model::SequenceRows& rows) {
+    return remapping != 0 && rows.policy != nullptr && rows.policy->lossy();
+  };
+  for (moe::PlanStats& plan : stats_.plans) {
+    const bool applied = std::any_of(batch.begin(), batch.end(), lossy);
+    plan = {.experts_exact = 8, .experts = applied ? 4 : 8};
+    plan.kept_mass_mean = applied ? 0.75f : 1.0f;
+  }
   for (int32_t layer = 0; layer < options_.layers; ++layer) {
     for (const model::SequenceRows& rows : batch) {
+      const uint64_t policy =
+          lossy(rows) ? Mix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0;
       for (size_t i = 0; i < rows.tokens.size(); ++i) {
         const int32_t position = rows.start + static_cast<int32_t>(i);
         const uint64_t key =
-            Mix(Mix(static_cast<uint64_t>(rows.tokens[i])) +
-                Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
+            policy + Mix(Mix(static_cast<uint64_t>(rows.tokens[i])) +
+                         Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
         std::memcpy(Slot(*arena_, rows, layer, position), &key, sizeof(key));
       }
     }

@@ -16,7 +16,8 @@ namespace lynx::testing {
 // A ModelRunner without weights: the KV of a row is a hash of its token and position, and its
 // logits are a hash of all KV of the sequence up to it, read back from the arena. So a wrong block,
 // a missing row, a stale or overwritten one changes the answer, as with a real model; and the same
-// tokens give the same bits however they were batched and cut.
+// tokens give the same bits however they were batched and cut. A row with a lossy policy, in a step
+// of two or more decode rows, hashes the whole batch and the policy in as well.
 class FakeModelRunner final : public model::ModelRunner {
  public:
   struct Options {
@@ -43,6 +44,8 @@ class FakeModelRunner final : public model::ModelRunner {
 
  private:
   absl::Status Check(std::span<const model::SequenceRows> batch) const;
+  // What a lossy policy adds to the KV of the step's rows; 0: nothing is remapped.
+  uint64_t Remapping(std::span<const model::SequenceRows> batch) const;
   void AppendLogits(const model::SequenceRows& rows, int32_t position);
 
   const Options options_;
