@@ -21,11 +21,12 @@ def completion(**fields):
     return {"model": NAME, "prompt": "import os", "max_tokens": 8, "temperature": 0, **fields}
 
 
-def events_of(cluster, body, on_event=lambda n: None):
-    """Reads one stream to its end; returns the data of its events and whether it ended properly."""
+def events_of(cluster, body, on_event=lambda n: None, events=None):
+    """Reads one stream to its end; returns the data of its events and whether it ended properly. on_event hears the
+    number of events; `events` is the list to collect them in."""
     host, port = cluster.router.http.rsplit(":", 1)
     data = json.dumps(body).encode()
-    events, received = [], b""
+    events, received = [] if events is None else events, b""
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                            b"Content-Length: %d\r\n\r\n" % len(data) + data)
@@ -62,6 +63,75 @@ def test_a_decode_node_that_dies_in_mid_stream_is_an_error_not_an_end():  # STR-
         failures = [v for (n, labels), v in cluster.router.metrics().items()
                     if n == "lynx_router_requests_total" and ("outcome", "stream_error") in labels]
         assert sum(failures) >= 1
+
+
+def dead_after_prefill(cluster, ask):
+    """Runs `ask` in a thread and kills decode at a known point: prefill has sampled the first token, and the router,
+    which is frozen, has not read it."""
+    decode, prefill, router = cluster.nodes["decode-0"], cluster.nodes["prefill-0"], cluster.router
+    placed = router.metric("lynx_router_routing_decisions_total")
+    sampled = prefill.metric("lynx_node_output_tokens_total")
+    prefill.signal(signal.SIGSTOP)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(lambda: router.metric("lynx_router_routing_decisions_total") == placed + 1, 20, "prompt on its way")
+    decode.signal(signal.SIGSTOP)  # It must not answer either.
+    router.signal(signal.SIGSTOP)
+    prefill.signal(signal.SIGCONT)
+    wait_for(lambda: prefill.metric("lynx_node_output_tokens_total") == sampled + 1, 20, "first token")
+    decode.kill()
+    router.signal(signal.SIGCONT)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def failures(cluster):
+    return sum(v for (n, labels), v in cluster.router.metrics().items() if n == "lynx_router_requests_total"
+               and dict(labels)["outcome"] in ("stream_error", "server_error", "rejected"))
+
+
+def test_a_decode_node_that_dies_before_the_first_token_is_read_is_an_error():  # STR-6
+    with running_cluster(router_flags=("--gone-after", "5s")) as cluster:
+        answers = []
+        dead_after_prefill(cluster, lambda: answers.append(events_of(cluster, completion(stream=True))))
+        (events, _), = answers
+        assert "[DONE]" not in events
+        errors = [event for event in events if "error" in json.loads(event)]
+        assert errors == events[-1:] and json.loads(errors[0])["error"]["message"]
+        for event in events[:-1]:
+            choice, = json.loads(event)["choices"]
+            assert choice["finish_reason"] is None and "text" in choice
+        assert failures(cluster) == 1
+
+        cluster.restart_node("decode-0")
+        cluster.wait_ready()
+        answers = []
+        dead_after_prefill(cluster, lambda: answers.append(cluster.post("/v1/completions", completion())))
+        (status, answer), = answers
+        assert status >= 500 and answer["error"]["message"] and "choices" not in answer
+        assert failures(cluster) == 2
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 30])
+def test_a_node_that_dies_with_its_last_token_costs_nothing(tokens):  # STR-6
+    with running_cluster() as cluster:
+        assert cluster.post("/v1/completions", completion())[0] == 200  # The nodes are connected.
+        body = completion(max_tokens=tokens, ignore_eos=True, stream=True)
+        want, ended = events_of(cluster, body)
+        assert ended and want[-1] == "[DONE]"
+
+        def text(events):
+            return "".join(json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]")
+
+        so_far, killed = [], []
+
+        def kill_at_the_end(_):
+            if not killed and text(so_far) == text(want):
+                killed.append(cluster.nodes["prefill-0" if tokens == 1 else "decode-0"].kill())
+
+        events, ended = events_of(cluster, body, kill_at_the_end, so_far)
+        assert killed and ended and events[-1] == "[DONE]" and text(events) == text(want)
+        assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_node_that_comes_back_on_its_address_serves_at_once():  # NODE-1

@@ -15,7 +15,7 @@ namespace lynx::testing {
 struct ChannelFault {
   bool drop = false;
   int copies = 1;
-  absl::Duration delay;
+  absl::Duration delay = absl::ZeroDuration();
 };
 
 // A Channel with faults on what it sends, for tests: wraps another channel and asks a script about

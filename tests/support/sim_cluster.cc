@@ -127,6 +127,9 @@ void SimCluster::Start(const std::string& name) {
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
   node->channel =
       Ok(rpc::InProcChannel::Create(network_, {.bind = endpoints_.at(name)}, loop, node->registry));
+  if (options_.wrap_channel) {
+    node->channel = options_.wrap_channel(name, loop, std::move(node->channel));
+  }
   node->executor = std::make_unique<node::InlineStepExecutor>(loop, absl::Milliseconds(1));
   std::unique_ptr<transfer::TransferEngine> transfer =
       Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop));

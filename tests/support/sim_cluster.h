@@ -82,6 +82,10 @@ class SimCluster {
     std::function<std::unique_ptr<transfer::TransferEngine>(
         const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
         wrap_transfer = nullptr;
+    // Wraps a node's end of the control plane.
+    std::function<std::unique_ptr<rpc::Channel>(const std::string& name, EventLoop& loop,
+                                                std::unique_ptr<rpc::Channel>)>
+        wrap_channel = nullptr;
     router::SequenceSession::Options session = {};
   };
 

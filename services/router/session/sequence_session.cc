@@ -341,7 +341,20 @@ absl::Time SequenceSession::deadline() const {
   return std::min({request_.deadline, wait_until_, gap_until_});
 }
 
+bool SequenceSession::whole() const {
+  return state_ == SequenceState::kDecoding &&
+         static_cast<int64_t>(output_.size()) >= request_.sampling.max_new_tokens();
+}
+
+void SequenceSession::Finish(proto::Terminal::FinishReason reason, Effects& effects) {
+  CancelAttempt(effects);
+  ForgetAttempt();
+  state_ = SequenceState::kDone;
+  effects.end = SequenceEnd{.status = absl::OkStatus(), .finish_reason = reason};
+}
+
 void SequenceSession::Fail(absl::Status status, Effects& effects) {
+  if (whole()) return Finish(proto::Terminal::FINISH_REASON_LENGTH, effects);
   CancelAttempt(effects);
   ForgetAttempt();
   state_ = SequenceState::kDone;
@@ -417,17 +430,11 @@ void SequenceSession::Advance(absl::Time now, Effects& effects) {
       // A stop id counts as sampled but is not sent: it is not part of the answer.
       const bool stop = finished_->finish_reason() == proto::Terminal::FINISH_REASON_STOP;
       if (output_.size() + (stop ? 1 : 0) >= finished_->output_tokens()) {
-        SequenceEnd end;
-        end.finish_reason = finished_->finish_reason();
-        CancelAttempt(effects);
-        ForgetAttempt();
-        state_ = SequenceState::kDone;
-        effects.end = std::move(end);
-        return;
+        return Finish(finished_->finish_reason(), effects);
       }
     }
   }
-  const bool hole = !held_.empty() || finished_.has_value() ||
+  const bool hole = !held_.empty() || finished_.has_value() || whole() ||
                     (handed_off_ && state_ == SequenceState::kPrefilling);
   if (!hole) {
     gap_until_ = absl::InfiniteFuture();

@@ -61,7 +61,8 @@ const char* Name(RetryReason reason);
 //       as (1).
 //   (3) Nodes speak of different things over different connections, so decode's tokens may come
 //       before prefill's FirstToken, and a lost message leaves a hole. Both wait gap_timeout.
-//   (4) The FirstToken is missing then: as (3).
+//   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are in;
+//       but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) ResourceExhausted, or what the caller of OnDeadline says.
 //
 // retry: before anything was delivered the sequence may start over, on other nodes when there are
@@ -151,6 +152,9 @@ class SequenceSession {
 
  private:
   void Fail(absl::Status status, Effects& effects);
+  void Finish(proto::Terminal::FinishReason reason, Effects& effects);
+  // As many tokens as were asked for are delivered: nothing is missing but a last word.
+  bool whole() const;
   void Retry(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
              Effects& effects);
   // Retry before the first token was delivered, Fail after.

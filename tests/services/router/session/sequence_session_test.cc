@@ -310,6 +310,42 @@ TEST_F(SequenceSessionTest, ALostLastBatchIsNoSuccess) {
   ExpectEnd(Late(options_.gap_timeout), absl::StatusCode::kDataLoss);
 }
 
+// All that was asked for is there: losing the last word about it costs nothing.
+TEST_F(SequenceSessionTest, AWholeAnswerNeedsNoLastWord) {
+  const auto whole = [&](absl::Duration deadline = absl::InfiniteDuration()) {
+    Make(deadline, /*max_new_tokens=*/3);
+    ToDecoding();
+    Tokens(1, 2);
+    EXPECT_FALSE(last_.end.has_value()) << "the last word is decode's";
+  };
+  const auto expect_length = [&](const Effects& effects) {
+    ExpectEnd(effects, absl::StatusCode::kOk);
+    EXPECT_EQ(effects.end->finish_reason, Terminal::FINISH_REASON_LENGTH);
+  };
+  whole();
+  expect_length(session_->OnNodeGone(kDecode, "died", Now()));
+  whole();
+  expect_length(Say(kDecode, Terminal::KIND_FAILED));
+  whole();
+  const Effects late = Late(options_.gap_timeout);
+  expect_length(late);
+  EXPECT_THAT(Cancelled(late), ElementsAre(kDecode)) << "it may not know yet that it is done";
+  whole(absl::Seconds(1));
+  expect_length(Late(absl::Seconds(1)));
+
+  // One token that prefill gave.
+  Make(absl::InfiniteDuration(), 1);
+  ToDecoding();
+  EXPECT_FALSE(session_->OnNodeGone(kPrefill, "died", Now()).end.has_value());
+  expect_length(Late(options_.gap_timeout));
+
+  // One token less is not whole: it may have been about to go on.
+  Make(absl::InfiniteDuration(), 3);
+  ToDecoding();
+  Tokens(1, 1);
+  ExpectEnd(session_->OnNodeGone(kDecode, "died", Now()), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(SequenceSessionTest, ALateLastBatchEndsTheSequence) {
   ToDecoding();
   EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 3).end);

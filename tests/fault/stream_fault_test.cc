@@ -1,0 +1,392 @@
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/text/tokenizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "services/router/front/completion_handler.h"
+#include "tests/support/fake_response_writer.h"
+#include "tests/support/faulty_channel.h"
+#include "tests/support/sim_cluster.h"
+#include "tests/support/test_size.h"
+
+// STR-6: what a client reads when a node dies at a chosen message of its answer. Never a stream
+// that is short and reads as complete, never a token twice or none, exactly one error when the
+// answer cannot be completed.
+namespace lynx {
+namespace {
+
+using ::lynx::testing::ChannelFault;
+using ::lynx::testing::FakeResponseWriter;
+using ::lynx::testing::FaultyChannel;
+using ::lynx::testing::SimCluster;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Body = proto::Envelope::BodyCase;
+using Json = nlohmann::json;
+
+constexpr Body kFirstToken = Body::kFirstToken;
+constexpr Body kTokenBatch = Body::kTokenBatch;
+constexpr Body kTerminal = Body::kTerminal;
+
+// `victim` dies at the moment that `speaker` sends its `count`-th message of `kind`, which gets out
+// or does not. What a dead node still had to send is lost.
+struct Death {
+  std::string speaker;
+  Body kind;
+  int count = 1;
+  bool lost = false;
+  std::string victim;
+};
+
+const text::Tokenizer& TinyTokenizer() {
+  static const text::Tokenizer* tokenizer = [] {
+    auto loaded = text::Tokenizer::Load("models/lynx-tiny-moe");
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded->release();
+  }();
+  return *tokenizer;
+}
+
+// A cluster with the HTTP API in front.
+class Stage {
+ public:
+  explicit Stage(int pairs) : cluster_(Options(pairs)) {}
+  ~Stage() { EXPECT_EQ(handler_.sessions(), 0u); }
+
+  void Plan(Death death) {
+    death_ = std::move(death);
+    seen_ = 0;
+  }
+  bool happened() const { return !death_.has_value(); }
+
+  // Asks for an answer and waits for its end.
+  std::shared_ptr<FakeResponseWriter> Ask(bool stream, int max_tokens,
+                                          const std::string& fields = "") {
+    auto writer = Begin(stream, max_tokens, fields);
+    EXPECT_TRUE(cluster_.RunUntil([&] { return writer->finished(); })) << writer->body();
+    cluster_.Run(absl::ZeroDuration());
+    return writer;
+  }
+  std::shared_ptr<FakeResponseWriter> Begin(bool stream, int max_tokens,
+                                            const std::string& fields = "") {
+    auto writer = std::make_shared<FakeResponseWriter>();
+    handler_.Handle({.method = "POST",
+                     .path = "/v1/completions",
+                     .query = {},
+                     .headers = {},
+                     .body = absl::StrCat(
+                         R"({"model":"lynx-tiny-moe","prompt":"import os","temperature":0,)",
+                         R"("ignore_eos":true,"max_tokens":)", max_tokens,
+                         stream ? R"(,"stream":true)" : "", fields.empty() ? "" : ",", fields, "}"),
+                     .peer = {}},
+                    writer);
+    return writer;
+  }
+
+  // Requests that ended with an error of the server's.
+  int Failures() const {
+    int failures = 0;
+    const std::string page = registry_.Render();
+    for (const char* outcome : {"stream_error", "server_error", "rejected"}) {
+      for (size_t at = page.find(outcome); at != std::string::npos;
+           at = page.find(outcome, at + 1)) {
+        failures += std::stoi(page.substr(page.find("} ", at) + 2));
+      }
+    }
+    return failures;
+  }
+  SimCluster& cluster() { return cluster_; }
+
+ private:
+  SimCluster::Options Options(int pairs) {
+    SimCluster::Options options = {.prefill = pairs, .decode = pairs, .kv_blocks = 32};
+    options.wrap_channel = [this](const std::string& name, EventLoop& loop,
+                                  std::unique_ptr<rpc::Channel> channel) {
+      auto faulty = std::make_unique<FaultyChannel>(std::move(channel), loop);
+      auto dead = std::make_shared<bool>(false);
+      dead_[name] = dead;
+      faulty->set_script([this, name, dead](int, const proto::Envelope& envelope) -> ChannelFault {
+        if (*dead) return {.drop = true};
+        if (!death_.has_value() || name != death_->speaker ||
+            envelope.body_case() != death_->kind || ++seen_ < death_->count) {
+          return {};
+        }
+        const Death death = *std::exchange(death_, std::nullopt);
+        *dead_.at(death.victim) = true;
+        // As a task of its own: this may run inside the victim.
+        cluster_.loop().Post([this, victim = death.victim] { cluster_.Kill(victim); });
+        return {.drop = death.lost};
+      });
+      return faulty;
+    };
+    return options;
+  }
+  static router::FrontOptions Front() {
+    router::FrontOptions options;
+    options.limits.model_names = {"lynx-tiny-moe"};
+    options.limits.vocab_size = TinyTokenizer().vocab_size();
+    options.limits.max_context_tokens = 2048;
+    return options;
+  }
+
+  std::optional<Death> death_;
+  int seen_ = 0;
+  std::map<std::string, std::shared_ptr<bool>> dead_;
+  SimCluster cluster_;
+  telemetry::Registry registry_;
+  router::CompletionHandler handler_{Front(),         TinyTokenizer(), nullptr, cluster_.service(),
+                                     cluster_.loop(), registry_};
+};
+
+struct Answer {
+  bool complete = false;
+  std::string text;
+  std::string finish_reason;  // Empty: none was named.
+  std::string error;          // The message; empty: there is none.
+};
+
+// Reads an answer as a strict client does: every object has its fields, the end is said once.
+Answer Read(const FakeResponseWriter& writer) {
+  Answer answer;
+  const auto take = [&](const Json& object) {
+    if (object.contains("error")) {
+      EXPECT_TRUE(answer.error.empty()) << "two errors";
+      EXPECT_FALSE(object.contains("choices"));
+      answer.error = object.at("error").at("message").get<std::string>();
+      EXPECT_FALSE(answer.error.empty());
+      return;
+    }
+    EXPECT_TRUE(answer.error.empty()) << "text after the error";
+    for (const char* field : {"id", "object", "created", "model"}) {
+      EXPECT_TRUE(object.contains(field)) << field;
+    }
+    const Json& choice = object.at("choices").at(0);
+    answer.text += choice.at("text").get<std::string>();
+    if (choice.at("finish_reason").is_null()) return;
+    EXPECT_TRUE(answer.finish_reason.empty()) << "two ends";
+    answer.finish_reason = choice.at("finish_reason").get<std::string>();
+  };
+  if (!writer.streaming()) {
+    take(Json::parse(writer.body()));
+    EXPECT_EQ(writer.status() >= 500, !answer.error.empty()) << writer.status();
+    answer.complete = writer.status() == 200;
+    return answer;
+  }
+  EXPECT_EQ(writer.status(), 200);
+  for (const std::string& event : writer.Events()) {
+    EXPECT_FALSE(answer.complete) << "something after [DONE]: " << event;
+    if (event == "[DONE]") {
+      answer.complete = true;
+    } else {
+      take(Json::parse(event));
+    }
+  }
+  return answer;
+}
+
+Answer Undisturbed(int max_tokens, const std::string& fields = "") {
+  return Read(*Stage(1).Ask(/*stream=*/false, max_tokens, fields));
+}
+
+// The rule. `want` is the undisturbed answer.
+void ExpectHonest(const Stage& stage, const Answer& answer, const Answer& want,
+                  int failures_before) {
+  EXPECT_NE(answer.complete, !answer.error.empty()) << "complete or an error, not both or none";
+  if (answer.complete) {
+    EXPECT_EQ(answer.text, want.text);
+    EXPECT_EQ(answer.finish_reason, want.finish_reason);
+    EXPECT_EQ(stage.Failures(), failures_before);
+  } else {
+    EXPECT_THAT(want.text, StartsWith(answer.text));
+    EXPECT_EQ(answer.finish_reason, "") << "a reason reads as an end";
+    EXPECT_EQ(stage.Failures(), failures_before + 1);
+  }
+}
+
+struct Case {
+  const char* what;
+  Death death;
+  bool complete_alone;   // One node of each role, and the dead one stays away.
+  bool complete_paired;  // Two of each.
+  int max_tokens = 6;
+  const char* fields = "";
+};
+
+void ExpectOutcome(const Case& c, bool stream, int pairs) {
+  SCOPED_TRACE(::testing::Message() << c.what << (stream ? ", streamed" : ", whole") << ", "
+                                    << pairs << " nodes of each role");
+  const Answer want = Undisturbed(c.max_tokens, c.fields);
+  ASSERT_TRUE(want.complete) << want.error;
+  Stage stage(pairs);  // Its first request goes to the first nodes.
+  stage.Plan(c.death);
+  const Answer answer = Read(*stage.Ask(stream, c.max_tokens, c.fields));
+  ASSERT_TRUE(stage.happened());
+  ExpectHonest(stage, answer, want, /*failures_before=*/0);
+  EXPECT_EQ(answer.complete, pairs > 1 ? c.complete_paired : c.complete_alone) << answer.error;
+  EXPECT_TRUE(stage.cluster().RunUntil([&] { return stage.cluster().Idle(); }, absl::Minutes(1)));
+}
+
+void ExpectOutcomes(const Case& c) {
+  for (const bool stream : {true, false}) {
+    for (const int pairs : {1, 2}) ExpectOutcome(c, stream, pairs);
+  }
+}
+
+TEST(StreamFaultTest, DeathBetweenPrefillAndTheFirstToken) {
+  // Nothing has reached the client: another pair starts over.
+  ExpectOutcomes({"decode dies, the first token is lost",
+                  {"prefill-0", kFirstToken, 1, /*lost=*/true, "decode-0"},
+                  false,
+                  true});
+  ExpectOutcomes({"prefill dies with its first token",
+                  {"prefill-0", kFirstToken, 1, /*lost=*/true, "prefill-0"},
+                  false,
+                  true});
+  // The first token is on its way: it cannot be taken back.
+  ExpectOutcomes({"decode dies, the first token arrives",
+                  {"prefill-0", kFirstToken, 1, /*lost=*/false, "decode-0"},
+                  false,
+                  false});
+}
+
+TEST(StreamFaultTest, DeathInMidStream) {
+  ExpectOutcomes({"decode dies after its second token",
+                  {"decode-0", kTokenBatch, 2, /*lost=*/false, "decode-0"},
+                  false,
+                  false});
+  ExpectOutcomes({"decode dies with its second token",
+                  {"decode-0", kTokenBatch, 2, /*lost=*/true, "decode-0"},
+                  false,
+                  false});
+  // It has handed the sequence off.
+  ExpectOutcomes(
+      {"prefill dies", {"decode-0", kTokenBatch, 1, /*lost=*/false, "prefill-0"}, true, true});
+}
+
+TEST(StreamFaultTest, DeathBetweenTheLastTokenAndTheLastWord) {
+  // Six tokens were asked for and are there.
+  ExpectOutcomes({"decode dies after the last token",
+                  {"decode-0", kTokenBatch, 5, /*lost=*/false, "decode-0"},
+                  true,
+                  true});
+  ExpectOutcomes({"decode dies with its last word",
+                  {"decode-0", kTerminal, 1, /*lost=*/true, "decode-0"},
+                  true,
+                  true});
+  ExpectOutcomes({"decode dies after its last word",
+                  {"decode-0", kTerminal, 1, /*lost=*/false, "decode-0"},
+                  true,
+                  true});
+  ExpectOutcomes({"prefill dies after the only token",
+                  {"prefill-0", kFirstToken, 1, /*lost=*/false, "prefill-0"},
+                  true,
+                  true,
+                  /*max_tokens=*/1});
+  // The last token is missing.
+  ExpectOutcomes({"decode dies with the last token",
+                  {"decode-0", kTokenBatch, 5, /*lost=*/true, "decode-0"},
+                  false,
+                  false});
+}
+
+// Where an answer ends by itself, only the last word tells that it was to end there.
+TEST(StreamFaultTest, DeathBeforeTheWordThatAnAnswerHasStopped) {
+  const Answer whole = Undisturbed(40);
+  auto ids = TinyTokenizer().Encode(whole.text, false);
+  ASSERT_TRUE(ids.ok());
+  for (const TokenId id : *ids) {
+    const std::string fields = absl::StrCat(R"("stop_token_ids":[)", id, "]");
+    const Answer stopped = Undisturbed(40, fields);
+    if (stopped.finish_reason != "stop" || stopped.text.empty()) continue;
+    for (const bool stream : {true, false}) {
+      ExpectOutcome({"decode dies with the word that it stopped",
+                     {"decode-0", kTerminal, 1, /*lost=*/true, "decode-0"},
+                     false,
+                     false,
+                     40,
+                     fields.c_str()},
+                    stream, 2);
+    }
+    return;
+  }
+  FAIL() << "no token ends this answer";
+}
+
+// A node that is back before the client's time in the queue is over serves the request.
+TEST(StreamFaultTest, TheOnlyNodeReturnsInTime) {
+  const Answer want = Undisturbed(6);
+  for (const char* victim : {"decode-0", "prefill-0"}) {
+    for (const bool stream : {true, false}) {
+      SCOPED_TRACE(victim);
+      Stage stage(1);
+      stage.Plan({"prefill-0", kFirstToken, 1, /*lost=*/true, victim});
+      auto writer = stage.Begin(stream, 6);
+      ASSERT_TRUE(stage.cluster().RunUntil([&] { return stage.happened(); }));
+      stage.cluster().Run(absl::Seconds(8));
+      EXPECT_FALSE(writer->finished());
+      stage.cluster().Start(victim);
+      ASSERT_TRUE(stage.cluster().RunUntil([&] { return writer->finished(); }));
+      const Answer answer = Read(*writer);
+      EXPECT_TRUE(answer.complete) << answer.error;
+      ExpectHonest(stage, answer, want, 0);
+    }
+  }
+}
+
+// Two choices, of which one is lost: the answer is not complete.
+TEST(StreamFaultTest, OneLostChoiceIsAnErrorOfTheWhole) {
+  Stage stage(1);
+  stage.Plan({"decode-0", kTokenBatch, 3, /*lost=*/false, "decode-0"});
+  auto writer = stage.Ask(true, 20, R"("n":2)");
+  ASSERT_TRUE(stage.happened());
+  const std::vector<std::string> events = writer->Events();
+  ASSERT_FALSE(events.empty());
+  EXPECT_THAT(events.back(), HasSubstr("\"error\""));
+  EXPECT_THAT(writer->body(), ::testing::Not(HasSubstr("[DONE]")));
+  EXPECT_EQ(stage.Failures(), 1);
+}
+
+// Every message of an answer is the last one of its speaker once.
+TEST(StreamFaultTest, DeathAtAnyMessageIsNeverAShortSuccess) {
+  const std::vector<std::pair<std::string, Body>> messages = {{"decode-0", Body::kGrant},
+                                                              {"prefill-0", kFirstToken},
+                                                              {"prefill-0", kTerminal},
+                                                              {"decode-0", kTokenBatch},
+                                                              {"decode-0", kTerminal}};
+  constexpr int kTokens = 4;
+  const Answer want = Undisturbed(kTokens);
+  int deaths = 0;
+  for (const auto& [speaker, kind] : messages) {
+    for (int count = 1; count <= (kind == kTokenBatch ? kTokens - 1 : 1);
+         count += testing::ForTestSize(kTokens - 2, 1, 1)) {
+      for (const char* victim : {"decode-0", "prefill-0"}) {
+        for (const bool lost : {true, false}) {
+          for (const bool stream : {true, false}) {
+            SCOPED_TRACE(::testing::Message()
+                         << victim << " dies at message " << count << " of kind " << kind
+                         << (lost ? ", lost" : "") << (stream ? ", streamed" : ", whole"));
+            Stage stage(1);
+            stage.Plan({speaker, kind, count, lost, victim});
+            const Answer answer = Read(*stage.Ask(stream, kTokens));
+            ASSERT_TRUE(stage.happened());
+            ExpectHonest(stage, answer, want, 0);
+            ++deaths;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(deaths, 40);
+}
+
+}  // namespace
+}  // namespace lynx
