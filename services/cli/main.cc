@@ -4,12 +4,17 @@
 
 #include "services/cli/bench.h"
 #include "services/cli/chat.h"
+#include "services/cli/eval/eval.h"
 #include "services/cli/up.h"
 
 namespace {
 
 int RunBench(int argc, const char* const* argv) {
   return lynx::cli::RunBench(argc, argv, std::cout, std::cerr);
+}
+
+int RunEval(int argc, const char* const* argv) {
+  return lynx::cli::RunEval(argc, argv, std::cout, std::cerr);
 }
 
 constexpr struct {
@@ -20,6 +25,7 @@ constexpr struct {
     {"up", lynx::cli::RunUp, "run a whole cluster on this machine"},
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
     {"bench", RunBench, "measure decode or prefill of one engine"},
+    {"eval", RunEval, "measure what routing policies save and cost"},
 };
 
 int Usage(FILE* out, int status) {
