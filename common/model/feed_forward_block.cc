@@ -14,6 +14,8 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool
       round_bf16_(round_bf16),
       normed_(static_cast<size_t>(max_rows * spec.hidden_size)),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
+      planner_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
+               std::max(1, spec.experts_per_token)),
       plan_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
             std::max(1, spec.experts_per_token)),
       workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),

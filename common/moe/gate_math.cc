@@ -1,12 +1,14 @@
 #include "common/moe/gate_math.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
 namespace lynx::moe {
+namespace {
 
-float GateExp(float x) {
+[[gnu::always_inline]] inline float Exp(float x) {
   if (std::isnan(x)) return x;
   if (x < -87.3f) return 0.0f;
   const float n = std::nearbyint(x * 1.44269504f);  // log2(e)
@@ -23,5 +25,36 @@ float GateExp(float x) {
   p = std::fma(p, r * r, r) + 1.0f;
   return p * std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
 }
+
+void ExpsPortable(const float* x, size_t count, float offset, float* y) {
+  for (size_t i = 0; i < count; ++i) y[i] = Exp(x[i] - offset);
+}
+
+#if defined(__x86_64__)
+// The same arithmetic in instructions instead of calls into the C library.
+[[gnu::target("avx2,fma")]] void ExpsFma(const float* x, size_t count, float offset, float* y) {
+  for (size_t i = 0; i < count; ++i) y[i] = Exp(x[i] - offset);
+}
+#endif
+
+using ExpsFunction = void (*)(const float* x, size_t count, float offset, float* y);
+
+ExpsFunction BestExps() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return ExpsFma;
+#endif
+  return ExpsPortable;
+}
+
+}  // namespace
+
+float GateExp(float x) { return Exp(x); }
+
+void GateExps(const float* x, size_t count, float offset, float* y) {
+  static const ExpsFunction exps = BestExps();
+  exps(x, count, offset, y);
+}
+
+float GateSigmoid(float x) { return Exp(std::min(x, 0.0f)) / (1.0f + Exp(-std::abs(x))); }
 
 }  // namespace lynx::moe

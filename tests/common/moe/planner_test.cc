@@ -24,9 +24,13 @@ RoutingPlan PlanFor(const std::vector<float>& logits, int32_t rows, int32_t top_
                     Gate::Rule rule = Gate::Rule::kRenormalise) {
   const auto experts = static_cast<int32_t>(logits.size()) / rows;
   RoutingPlan plan(rows, experts, top_k);
-  Planner().MakePlan(
-      {.logits = logits, .rows = rows, .experts = experts, .top_k = top_k, .gate = {.rule = rule}},
-      plan);
+  Planner(rows, experts, top_k)
+      .MakePlan({.logits = logits,
+                 .rows = rows,
+                 .experts = experts,
+                 .top_k = top_k,
+                 .gate = {.rule = rule}},
+                plan);
   return plan;
 }
 
@@ -81,23 +85,27 @@ TEST(PlannerTest, EqualsSortingForRandomLogitsWithTies) {
 }
 
 TEST(PlannerTest, ExtremeLogitsGiveFiniteWeights) {
-  const RoutingPlan plan = PlanFor({1e4f, -1e4f, -kInf, 1e4f, /**/ -kInf, 0, -kInf, -kInf}, 2, 2);
-  EXPECT_THAT(plan.ids(), ElementsAre(0, 3, 1, 0));
+  const RoutingPlan plan = PlanFor({1e4f, -1e4f, -kInf, 1e4f, /**/ -kInf, 0, -200, -kInf}, 2, 2);
+  EXPECT_THAT(plan.ids(), ElementsAre(0, 3, 1, 2));
   EXPECT_THAT(plan.weights(), ElementsAre(0.5f, 0.5f, 1.0f, 0.0f));
 }
 
-// A NaN must reach the row's output, where the sampler looks for it, and no other row's.
-TEST(PlannerTest, NanStaysVisibleAndInItsRow) {
+// What is wrong must reach the row's output, where the sampler looks for it, and no other row's.
+TEST(PlannerTest, BadLogitsStayVisibleAndInTheirRow) {
   const RoutingPlan plan = PlanFor({1, kNan, 3, 2, /**/ 1, 2, 3, 4}, 2, 2);
   EXPECT_THAT(plan.ids(), ElementsAre(2, 3, 3, 2));
   EXPECT_TRUE(std::isnan(plan.weights()[0]) && std::isnan(plan.weights()[1]));
   EXPECT_FALSE(std::isnan(plan.weights()[2]) || std::isnan(plan.weights()[3]));
+  EXPECT_EQ(plan.stats().bad_rows, 1);
   EXPECT_THAT(PlanFor({kNan, kNan, kNan}, 1, 3).ids(), ElementsAre(0, 1, 2));
+  EXPECT_EQ(PlanFor({1, kInf, 3}, 1, 2).stats().bad_rows, 1);
+  EXPECT_EQ(PlanFor({1, -kInf, -kInf}, 1, 2).stats().bad_rows, 1);
+  EXPECT_EQ(PlanFor({1, -kInf, 3}, 1, 2).stats().bad_rows, 0);
 }
 
 TEST(PlannerTest, OnePlanServesStepsOfAllSizes) {
   RoutingPlan plan(8, 4, 2);
-  Planner planner;
+  Planner planner(8, 4, 2);
   for (int32_t rows : {8, 0, 3}) {
     const std::vector<float> logits(static_cast<size_t>(rows) * 4, 1.0f);
     planner.MakePlan({.logits = logits, .rows = rows, .experts = 4, .top_k = 2}, plan);

@@ -1,0 +1,39 @@
+#include "common/moe/internal/workspace.h"
+
+#include "common/base/check.h"
+
+namespace lynx::moe::internal {
+
+Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
+  LYNX_CHECK(max_rows > 0 && max_experts > 0 && max_top_k > 0);
+  const auto rows = static_cast<size_t>(max_rows);
+  const auto width = static_cast<size_t>(max_experts);
+  const auto k = static_cast<size_t>(max_top_k);
+  states.resize(rows);
+  exact_ids.resize(rows * k);
+  score_buffer.resize(rows * width);
+  row_buffer.resize(width);
+  group_buffer.resize(width);
+  voters.reserve(rows);
+  done.resize(rows);
+  selected.resize(width);
+  bins.resize(rows * width);
+  columns.resize(rows * width);
+  liking.resize(width);
+  order.resize(width);
+  mass.resize(rows * width);
+  column_mass.resize(width);
+  votes.resize(width);
+  kept_ids.resize(rows * k);
+  kept_held.resize(rows);
+  kept_sum.resize(rows);
+  exact_sum.resize(rows);
+  kept_ratio.resize(rows);
+  active.resize(width);
+  active_list.reserve(width);
+  chosen_ids.resize(rows * k);
+  widths.resize(rows);
+  exps.resize(width);
+}
+
+}  // namespace lynx::moe::internal

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/moe/routing_plan.h"
+
+namespace lynx::moe::internal {
+
+enum class RowState : uint8_t {
+  kPadding,
+  kBad,       // Its logits cannot be ranked: it has no say and no part in anything.
+  kOwn,       // Keeps its own top-k, and votes.
+  kRemapped,  // By its policy.
+};
+
+// What the stages of one plan share. Each array is sized once, for the largest plan; a stage writes
+// what it is said to own and reads the rest.
+struct Workspace {
+  Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k);
+
+  // --- Of RankRows ---
+  size_t experts = 0;
+  size_t top_k = 0;
+  // [rows, experts] what rows rank experts by: logits, or biased scores. -Inf: not for this row.
+  const float* scores = nullptr;
+  bool masked = false;              // Some row that votes has a score of -Inf.
+  std::vector<RowState> states;     // [rows]
+  std::vector<int32_t> exact_ids;   // [rows, top_k], best first.
+  std::vector<float> score_buffer;  // [rows, experts]: scores, where they are not the logits.
+  std::vector<float> row_buffer;    // [experts]
+  std::vector<float> group_buffer;  // [experts]
+
+  // --- Of the wrapper: who chooses the active set in the selection in hand ---
+  std::vector<int32_t> voters;  // Rows, ascending.
+  std::vector<uint8_t> done;    // [rows] Remapped rows whose policy had its selection.
+
+  // --- Of a selection ---
+  std::vector<uint8_t> selected;      // [experts]
+  std::vector<uint8_t> bins;          // [rows, experts]
+  std::vector<double> columns;        // [experts, voters]: an expert's bins, ascending.
+  std::vector<uint64_t> liking;       // [experts]
+  std::vector<int32_t> order;         // [experts]
+  std::vector<uint32_t> mass;         // [rows, experts] in 2^-24
+  std::vector<uint64_t> column_mass;  // [experts] in 2^-24
+  std::vector<uint32_t> votes;        // [experts]
+  // Per voter, while a set grows: its best experts in the set, and their mass.
+  std::vector<int32_t> kept_ids;   // [voters, top_k]
+  std::vector<int32_t> kept_held;  // [voters]
+  std::vector<uint64_t> kept_sum;
+  std::vector<uint64_t> exact_sum;
+  std::vector<uint64_t> kept_ratio;  // kept_sum / exact_sum in 2^-24
+
+  // --- The active set, of all selections and what AddShortRows adds ---
+  std::vector<uint8_t> active;       // [experts]
+  std::vector<int32_t> active_list;  // Ascending.
+
+  // --- Of Assign ---
+  std::vector<int32_t> chosen_ids;  // [rows, top_k]
+  std::vector<int32_t> widths;      // [rows]
+
+  // --- Of Weigh ---
+  std::vector<float> exps;  // [experts]
+
+  const float* ScoresOf(int32_t row) const { return scores + static_cast<size_t>(row) * experts; }
+  std::span<int32_t> ExactOf(int32_t row) {
+    return std::span(exact_ids).subspan(static_cast<size_t>(row) * top_k, top_k);
+  }
+  std::span<int32_t> ChosenOf(int32_t row) {
+    return std::span(chosen_ids).subspan(static_cast<size_t>(row) * top_k, top_k);
+  }
+  std::span<uint32_t> MassOf(int32_t row) {
+    return std::span(mass).subspan(static_cast<size_t>(row) * experts, experts);
+  }
+  RowState StateOf(int32_t row) const { return states[static_cast<size_t>(row)]; }
+  bool Votes(int32_t row) const { return StateOf(row) >= RowState::kOwn; }
+};
+
+inline const float* LogitsOf(const RouterInput& input, int32_t row) {
+  return input.logits.data() + static_cast<size_t>(row) * static_cast<size_t>(input.experts);
+}
+
+// Inserts `id` into the `held` best so far, best first, of which at most `capacity` are kept. What
+// came first stays first among equals. Returns how many are held then.
+template <typename Better>
+size_t InsertBest(int32_t* best, size_t held, size_t capacity, int32_t id, const Better& better) {
+  if (held == capacity) {
+    if (capacity == 0 || !better(id, best[held - 1])) return held;
+  } else {
+    ++held;
+  }
+  size_t place = held - 1;
+  for (; place > 0 && better(id, best[place - 1]); --place) best[place] = best[place - 1];
+  best[place] = id;
+  return held;
+}
+
+}  // namespace lynx::moe::internal
