@@ -369,10 +369,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 }  // namespace
 
+std::string_view Version() { return LYNX_VERSION; }
+
 absl::StatusOr<ParseOutcome> FlagSet::Parse(int argc, const char* const* argv) {
   CLI::App app(impl_->description, impl_->program);
   app.set_help_flag("-h,--help", "Print this help and exit");
-  app.set_version_flag("--version", absl::StrCat(impl_->program, " ", LYNX_VERSION),
+  app.set_version_flag("--version", absl::StrCat(impl_->program, " ", std::string(Version())),
                        "Print the version and exit");
   for (const auto& option : impl_->options) {
     const std::string flag =

@@ -98,6 +98,9 @@ class FlagSet {
   std::unique_ptr<Impl> impl_;
 };
 
+// The project's version: "0.1.0".
+std::string_view Version();
+
 // "64KiB" -> 65536. Units B, KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (of 1024); none
 // means bytes. InvalidArgument otherwise, also for a negative size or one past 2^63.
 absl::StatusOr<int64_t> ParseBytes(std::string_view text);

@@ -18,13 +18,6 @@
 namespace lynx::node {
 namespace {
 
-telemetry::LogLevel LevelOf(const std::string& name) {
-  if (name == "debug") return telemetry::LogLevel::kDebug;
-  if (name == "warning") return telemetry::LogLevel::kWarning;
-  if (name == "error") return telemetry::LogLevel::kError;
-  return telemetry::LogLevel::kInfo;
-}
-
 DType DTypeOf(const std::string& name) { return name == "f32" ? DType::kF32 : DType::kBf16; }
 
 // Blocks that the configured memory holds, but at least one whole context: a node that cannot
@@ -69,7 +62,7 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
                                                                  const std::string& role) {
   if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
   auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config));
-  telemetry::ConfigureLog({.min_level = LevelOf(config.log_level),
+  telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
                            .component = role,
                            .incarnation = HexId(runtime->incarnation_)});
   std::filesystem::path folder(config.model);
@@ -106,9 +99,9 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
   for (const std::string& note : spec.notes) telemetry::LogInfo(note);
   max_context_tokens_ = spec.max_positions;
   registry_
-      .AddGauge(
-          "lynx_build_info", "Constant 1; the labels say what runs.",
-          {{"version", LYNX_VERSION}, {"isa", std::string(kernels::Name(kernels::BestIsa()))}})
+      .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
+                {{"version", std::string(config::Version())},
+                 {"isa", std::string(kernels::Name(kernels::BestIsa()))}})
       .Set(1);
   registry_
       .AddGauge("lynx_model_info", "Constant 1; the labels describe the model.",

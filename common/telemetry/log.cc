@@ -3,10 +3,12 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstdlib>
 #include <memory>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/check.h"
 #include "common/base/utf8.h"
 
 namespace lynx::telemetry {
@@ -67,6 +69,14 @@ void AppendField(std::string_view key, std::string_view value, std::string& line
 }
 
 }  // namespace
+
+LogLevel LogLevelOf(std::string_view name) {
+  for (LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
+    if (LevelName(level) == name) return level;
+  }
+  LYNX_CHECK_MSG(false, "no log level '" + std::string(name) + "'");
+  std::abort();
+}
 
 void ConfigureLog(const LogOptions& options) { GetState().options = options; }
 

@@ -16,6 +16,9 @@ namespace lynx::telemetry {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
+// "debug", "info", "warning" or "error": the values of --log-level. Aborts on anything else.
+LogLevel LogLevelOf(std::string_view name);
+
 using LogFields = std::initializer_list<std::pair<std::string_view, std::string>>;
 
 struct LogOptions {

@@ -227,7 +227,7 @@ void LoopbackEngine::Close(PeerId peer) {
   core_->EndSends(node.mapped(), absl::CancelledError("the connection was closed"));
   node.mapped().remote->loop.Post(
       [remote = node.mapped().remote, remote_peer = node.mapped().remote_peer] {
-        remote->OnRemoteGone(remote_peer, absl::UnavailableError("the peer closed"));
+        remote->OnRemoteGone(remote_peer, absl::CancelledError("the peer closed"));
       });
 }
 

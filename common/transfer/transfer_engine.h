@@ -71,7 +71,8 @@ class TransferEngine {
                            std::unique_ptr<Landing> payload) = 0;
 
     // The connection is gone; every send on it has been or is being completed with an error, and no
-    // payload of it will arrive. Not called for peers closed by Close().
+    // payload of it will arrive. Not called for peers closed by Close(). Cancelled: the peer has
+    // closed it, as a node does that ends; anything else is a failure.
     virtual void OnPeerDown(PeerId peer, const absl::Status& reason) = 0;
   };
 
@@ -97,7 +98,7 @@ class TransferEngine {
   //   OK               the payload may be reused. Not a proof of delivery: protocols above
   //                    acknowledge.
   //   Unavailable      the peer is gone or unknown.
-  //   Cancelled        Close() ended it.
+  //   Cancelled        Close() ended it, here or there.
   //   InvalidArgument  the header is longer than kMaxHeaderBytes.
   virtual void Send(PeerId peer, std::string header,
                     std::vector<std::span<const std::byte>> payload, SendDone done) = 0;

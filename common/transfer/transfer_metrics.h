@@ -46,7 +46,7 @@ class TransferMetrics {
   void OnLeaseExpired() { leases_expired_.Increment(); }
   void OnHandshake(absl::Duration took);
   void SetPending(int64_t transfers, int64_t bytes, absl::Duration oldest);
-  // failed: connections of the last minute that ended otherwise than by our own closing.
+  // failed: connections of the last minute that failed, or that we gave up.
   void SetPeers(int64_t connecting, int64_t connected, int64_t failed);
   void SetQuarantinedBytes(size_t bytes);
 

@@ -746,7 +746,7 @@ ucs_status_t UcxWorker::OnActiveMessage(void* arg, const void* header, size_t he
                           header_bytes - sizeof(link_header));
   switch (link_header.kind) {
     case kBye:
-      self.FailLink(link, absl::UnavailableError("the peer closed"));
+      self.FailLink(link, absl::CancelledError("the peer closed"));
       break;
     case kInline: {
       const auto* from = static_cast<const std::byte*>(data);

@@ -179,7 +179,8 @@ int RunChat(int argc, const char* const* argv) {
                         "Talks to an OpenAI-style server. /reset forgets the conversation, /quit "
                         "or the end of the input leaves.");
   flags.AddString("url", &config.url, "base URL of the server, with or without /v1");
-  flags.AddString("model", &config.model, "model name; empty takes the server's first");
+  flags.AddString("served-model-name", &config.model,
+                  "name of the model; empty takes the server's first");
   flags.AddString("system", &config.system, "system message");
   flags.AddString("message", &config.message, "ask this one question and leave");
   flags.AddInt("max-tokens", &config.max_tokens, {1, 1 << 20}, "longest answer");

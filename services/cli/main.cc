@@ -1,7 +1,9 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <string>
 
+#include "common/config/flag_set.h"
 #include "services/cli/bench.h"
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
@@ -29,7 +31,7 @@ constexpr struct {
 };
 
 int Usage(FILE* out, int status) {
-  std::fputs("usage: lynx COMMAND [--help | OPTIONS]\n\n", out);
+  std::fputs("usage: lynx COMMAND [--help | OPTIONS]\n       lynx --version\n\n", out);
   for (const auto& command : kCommands) {
     std::fprintf(out, "  %-8s %s\n", command.name, command.what);
   }
@@ -42,6 +44,10 @@ int main(int argc, char** argv) {
   if (argc < 2) return Usage(stderr, 2);
   for (const char* help : {"--help", "-h", "help"}) {
     if (std::strcmp(argv[1], help) == 0) return Usage(stdout, 0);
+  }
+  if (std::strcmp(argv[1], "--version") == 0) {
+    std::printf("lynx %s\n", std::string(lynx::config::Version()).c_str());
+    return 0;
   }
   for (const auto& command : kCommands) {
     if (std::strcmp(argv[1], command.name) == 0) return command.run(argc - 1, argv + 1);

@@ -36,13 +36,6 @@
 namespace lynx::router {
 namespace {
 
-telemetry::LogLevel LevelOf(const std::string& name) {
-  if (name == "debug") return telemetry::LogLevel::kDebug;
-  if (name == "warning") return telemetry::LogLevel::kWarning;
-  if (name == "error") return telemetry::LogLevel::kError;
-  return telemetry::LogLevel::kInfo;
-}
-
 std::string Printable(const ListenAddress& address, uint16_t port) {
   const bool v6 = address.host.find(':') != std::string::npos;
   return absl::StrCat(v6 ? "[" : "", address.host, v6 ? "]:" : ":", port);
@@ -294,12 +287,13 @@ int Main(int argc, char** argv) {
     return 0;
   }
   const Incarnation incarnation = RandomId();
-  telemetry::ConfigureLog({.min_level = LevelOf(config.log_level),
+  telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
                            .component = "router",
                            .incarnation = HexId(incarnation)});
   telemetry::LogInfo("starting", {{"options", flags.Describe()}});
   if (absl::Status status = Run(config, incarnation, stop); !status.ok()) {
-    telemetry::LogError("cannot run", {{"error", status.ToString()}});
+    telemetry::LogError("cannot serve", {{"status", status.ToString()}});
+    std::cerr << "lynx-router: " << status.message() << "\n";
     return 1;
   }
   return 0;

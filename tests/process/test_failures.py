@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from cluster import BIN, LONG, MODEL, Process, fetch, running_cluster, wait_for
+from cluster import BIN, LONG, MODEL, ROOT, Process, fetch, running_cluster, wait_for
 
 NAME = "lynx-tiny-moe"
 
@@ -260,7 +260,16 @@ def test_a_port_in_use_is_named():
                                ("lynx-decode", ("--http", address, "--control", "127.0.0.1:0")),
                                ("lynx-prefill", ("--control", address, "--http", "127.0.0.1:0"))):
             done = run_to_end(program, "--model", MODEL, *flags)
-            assert done.returncode == 1 and address.split(":")[1] in done.stderr, done.stderr
+            assert done.returncode == 1, done.stderr
+            sentences = [line for line in done.stderr.splitlines() if line.startswith(f"{program}: ")]
+            assert len(sentences) == 1 and address.split(":")[1] in sentences[0], done.stderr
+
+
+def test_every_program_tells_its_version():
+    version = re.search(r"project\(lynx VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+    for program in ("lynx", "lynx-router", "lynx-prefill", "lynx-decode"):
+        done = run_to_end(program, "--version")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{program} {version}\n", "")
 
 
 def test_unknown_flags_and_bad_values_are_named():

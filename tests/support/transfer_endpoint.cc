@@ -111,6 +111,11 @@ std::vector<PeerId> TransferEndpoint::WaitForDown(size_t count) {
   return std::exchange(counters_->down, {});
 }
 
+absl::Status TransferEndpoint::last_down_reason() {
+  MutexLock lock(counters_->mu);
+  return counters_->down_reason;
+}
+
 std::vector<PeerId> TransferEndpoint::down() {
   MutexLock lock(counters_->mu);
   return counters_->down;
@@ -174,9 +179,10 @@ void TransferEndpoint::OnPayload(PeerId peer, std::span<const std::byte> header,
   counters_->changed.NotifyAll();
 }
 
-void TransferEndpoint::OnPeerDown(PeerId peer, const absl::Status&) {
+void TransferEndpoint::OnPeerDown(PeerId peer, const absl::Status& reason) {
   MutexLock lock(counters_->mu);
   counters_->down.push_back(peer);
+  counters_->down_reason = reason;
   counters_->changed.NotifyAll();
 }
 

@@ -49,6 +49,8 @@ class TransferEndpoint final : private transfer::TransferEngine::Receiver {
   // Takes the peers that went down.
   std::vector<transfer::PeerId> WaitForDown(size_t count);
   std::vector<transfer::PeerId> down();
+  // Why the last one did.
+  absl::Status last_down_reason();
   int WaitForRefused(int count);
 
   // Whether payloads are dropped.
@@ -79,6 +81,7 @@ class TransferEndpoint final : private transfer::TransferEngine::Receiver {
     std::vector<absl::Status> sends_ended LYNX_GUARDED_BY(mu);
     std::vector<Message> messages LYNX_GUARDED_BY(mu);
     std::vector<transfer::PeerId> down LYNX_GUARDED_BY(mu);
+    absl::Status down_reason LYNX_GUARDED_BY(mu);
   };
   // Landings may outlive the endpoint.
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();

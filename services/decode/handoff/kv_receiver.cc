@@ -549,8 +549,10 @@ std::unique_ptr<KvReceiver::Grant> KvReceiver::Remove(Grant& grant) {
 void KvReceiver::OnPeerDown(PeerId peer, const absl::Status& reason) {
   auto node = peers_.extract(peer);
   if (node.empty()) return;
-  telemetry::LogWarning(
-      "a prefill node is gone",
+  const bool goodbye = absl::IsCancelled(reason);
+  telemetry::Log(
+      goodbye ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning,
+      goodbye ? "a prefill node closed its connection" : "a prefill node is gone",
       {{"peer_incarnation", HexId(node.mapped()->incarnation)}, {"status", reason.ToString()}});
   node.mapped()->staging->Abandon();
   for (auto& [id, grant] : grants_) {

@@ -15,7 +15,6 @@ namespace lynx::prefill {
 namespace {
 
 using telemetry::LogInfo;
-using telemetry::LogWarning;
 using transfer::PeerId;
 
 // Checksums of one message: what fits into a header with room to spare.
@@ -441,6 +440,11 @@ void KvSender::OnCommitReply(Peer& peer, const proto::CommitReply& reply) {
 }
 
 void KvSender::OnPeerDown(PeerId peer, const absl::Status& reason) {
+  if (absl::IsCancelled(reason)) {
+    ForgetPeer(peer, absl::UnavailableError("the decode node closed the connection"),
+               /*failed=*/false);
+    return;
+  }
   ForgetPeer(peer, absl::UnavailableError(absl::StrCat("the decode node is gone: ",
                                                        absl::string_view(reason.message()))));
 }
@@ -450,15 +454,17 @@ void KvSender::ClosePeer(PeerId peer, const absl::Status& status) {
   ForgetPeer(peer, status);
 }
 
-void KvSender::ForgetPeer(PeerId id, const absl::Status& status) {
+void KvSender::ForgetPeer(PeerId id, const absl::Status& status, bool failed) {
   auto node = peers_.extract(id);
   if (node.empty()) return;
   Peer& peer = *node.mapped();
   loop_.CancelTimer(peer.handshake_timer);
-  peer_failures_.push_back(loop_.Now());
-  LogWarning("connection to a decode node ended", {{"peer_incarnation", HexId(peer.key.first)},
-                                                   {"handoffs", absl::StrCat(peer.handoffs.size())},
-                                                   {"status", status.ToString()}});
+  if (failed) peer_failures_.push_back(loop_.Now());
+  telemetry::Log(failed ? telemetry::LogLevel::kWarning : telemetry::LogLevel::kInfo,
+                 "connection to a decode node ended",
+                 {{"peer_incarnation", HexId(peer.key.first)},
+                  {"handoffs", absl::StrCat(peer.handoffs.size())},
+                  {"status", status.ToString()}});
   const std::set<HandoffId> handoffs = std::exchange(peer.handoffs, {});
   for (HandoffId handoff : handoffs) End(*handoffs_.at(handoff), status);
   UpdateGauges();

@@ -112,7 +112,7 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   // Closes our end; hand-offs on it end with `status`.
   void ClosePeer(transfer::PeerId peer, const absl::Status& status);
   // The peer is gone from the engine already, or never mattered to it again.
-  void ForgetPeer(transfer::PeerId peer, const absl::Status& status);
+  void ForgetPeer(transfer::PeerId peer, const absl::Status& status, bool failed = true);
   void OnTimer(HandoffId handoff);
   // Decides how the hand-off ended, unless that is decided already.
   void End(Handoff& handoff, absl::Status status);

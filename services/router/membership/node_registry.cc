@@ -321,8 +321,8 @@ void NodeRegistry::Apply(const std::vector<NodeTable::Event>& events) {
   using Event = NodeTable::Event;
   for (const Event& event : events) {
     const size_t role = static_cast<size_t>(IndexOf(event.role));
-    const bool bad = event.kind == Event::kGone || event.state == MemberState::kRefused ||
-                     event.state == MemberState::kSuspect;
+    const bool bad = (event.kind == Event::kGone && !event.drained) ||
+                     event.state == MemberState::kRefused || event.state == MemberState::kSuspect;
     telemetry::Log(bad ? telemetry::LogLevel::kWarning : telemetry::LogLevel::kInfo,
                    event.kind == Event::kJoined ? "node joined" : "node changed",
                    {{"role", Name(event.role)},

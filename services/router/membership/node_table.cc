@@ -212,12 +212,14 @@ std::vector<const Member*> NodeTable::ReadyNodes(proto::Role role,
 
 void NodeTable::Leave(Member& member, std::string detail, std::vector<Event>& events) {
   const NodeId id = std::exchange(member.id, 0);
+  const bool drained = member.state == MemberState::kDraining;
   member.state = MemberState::kGone;
   member.detail = std::move(detail);
   member.incarnation = 0;
   if (id == 0) return;
   endpoints_.erase(id);
-  events.push_back({Event::kGone, id, member.endpoint, member.role, member.state, member.detail});
+  events.push_back(
+      {Event::kGone, id, member.endpoint, member.role, member.state, member.detail, drained});
 }
 
 std::string NodeTable::Mismatch(const Member& member, const proto::NodeStatus& status) const {

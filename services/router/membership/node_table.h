@@ -68,8 +68,9 @@ class NodeTable {
     NodeId id;
     std::string endpoint;
     proto::Role role;
-    MemberState state;   // After the event.
-    std::string detail;  // For kGone and kRefused: why.
+    MemberState state;     // After the event.
+    std::string detail;    // For kGone and kRefused: why.
+    bool drained = false;  // For kGone: it had said that it would leave.
   };
 
   explicit NodeTable(Options options);

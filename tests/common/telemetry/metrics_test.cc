@@ -10,6 +10,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
+TEST(LogTest, LevelsHaveTheirNames) {
+  EXPECT_EQ(LogLevelOf("debug"), LogLevel::kDebug);
+  EXPECT_EQ(LogLevelOf("info"), LogLevel::kInfo);
+  EXPECT_EQ(LogLevelOf("warning"), LogLevel::kWarning);
+  EXPECT_EQ(LogLevelOf("error"), LogLevel::kError);
+  EXPECT_DEATH(LogLevelOf("loud"), "loud");
+}
+
 TEST(RegistryTest, EverySeriesReadsZeroBeforeItsFirstEvent) {
   Registry registry;
   registry.AddCounter("lynx_test_events_total", "Events.", {{"kind", "a"}});

@@ -152,6 +152,7 @@ TEST_P(TransferEngineTest, ClosingTellsTheOtherEndAndSilencesThisOne) {
   const PeerId to_a = b->WaitForMessages(1).at(0).peer;
   a->Close(to_b);
   EXPECT_THAT(b->WaitForDown(1), ElementsAre(to_a));
+  EXPECT_TRUE(absl::IsCancelled(b->last_down_reason())) << b->last_down_reason();
   EXPECT_THAT(a->SendAndWait(to_b, "more", {}), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(b->SendAndWait(to_a, "more", {}), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(a->down(), ElementsAre()) << "our own Close is no news";

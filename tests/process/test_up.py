@@ -1,0 +1,64 @@
+"""`lynx up`, the cluster in one command."""
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from cluster import BIN, MODEL, fetch, wait_for
+
+
+class Up:
+    """A running `lynx up`; its log is what it and its nodes write to standard error."""
+
+    def __init__(self, folder, **environment):
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir(exist_ok=True)
+        self.log_path = folder / "log"
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [BIN / "lynx", "up", "--model", MODEL, "--port", "0", "--threads", "1"], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=log, text=True,
+                env={**os.environ, "TMPDIR": str(self.scratch), **environment})
+        line = self.process.stdout.readline()
+        assert line.startswith("ready at "), self.log()
+        self.url = line.split()[-1]
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def ask(self):
+        body = {"model": MODEL.name, "prompt": "import os", "max_tokens": 8}
+        status, text = fetch(f"{self.url}/v1/completions", data=json.dumps(body).encode(),
+                             headers={"Content-Type": "application/json"})
+        assert status == 200, text
+        return text
+
+    def end(self, number):
+        self.process.send_signal(number)
+        self.process.stdout.close()
+        return self.process.wait(60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_clean_stop_warns_of_nothing(tmp_path, number):
+    up = Up(tmp_path)
+    up.ask()
+    assert up.end(number) == 0
+    lines = [json.loads(line) for line in up.log().splitlines() if line.startswith("{")]
+    assert [line for line in lines if line["level"] not in ("info", "debug")] == []
+    assert not list(up.scratch.iterdir())
+
+
+def test_chat_and_up_do_not_share_a_variable_of_two_meanings(tmp_path):
+    up = Up(tmp_path)
+    environment = {**os.environ, "LYNX_MODEL": str(MODEL), "LYNX_URL": up.url}
+    done = subprocess.run([BIN / "lynx", "chat", "--message", "hello", "--max-tokens", "4"], env=environment,
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([BIN / "lynx", "chat", "--message", "hello", "--served-model-name", "nobody"],
+                          env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and re.search("nobody", done.stderr)
+    assert up.end(signal.SIGTERM) == 0
