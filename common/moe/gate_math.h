@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lynx::moe {
 
@@ -12,6 +13,8 @@ float GateExp(float x);
 
 // y[i] = GateExp(x[i] - offset) for i < count, the same bits, faster. x and y may be the same.
 void GateExps(const float* x, size_t count, float offset, float* y);
+// y[i] = GateExp(x[ids[i]] - offset)
+void GateExpsOf(const float* x, const int32_t* ids, size_t count, float offset, float* y);
 
 // 1 / (1 + e^-x) for any x that is not NaN. Built on GateExp.
 float GateSigmoid(float x);

@@ -138,9 +138,13 @@ int32_t CountDistinct(const RouterInput& input, RowState least, bool chosen, Wor
       std::count(begin, begin + static_cast<ptrdiff_t>(workspace.experts), uint8_t{1}));
 }
 
-int32_t CountStandIns(std::span<const int32_t> exact, std::span<const int32_t> ids) {
+int32_t CountStandIns(std::span<const int32_t> exact, std::span<const int32_t> ids,
+                      Workspace& workspace) {
+  uint8_t* own = workspace.selected.data();
+  for (int32_t e : ids) own[e] = 0;
+  for (int32_t e : exact) own[e] = 1;
   int32_t count = 0;
-  for (int32_t e : ids) count += std::find(exact.begin(), exact.end(), e) == exact.end() ? 1 : 0;
+  for (int32_t e : ids) count += 1 - own[e];
   return count;
 }
 
@@ -167,7 +171,7 @@ void WriteRows(const RouterInput& input, Workspace& workspace, RoutingPlan& plan
     } else {
       std::fill(weights.begin(), weights.end(), 0.0f);
       kept = Weigh(input, row, workspace.ExactOf(row), chosen, weights.first(width), workspace);
-      stats.remapped += CountStandIns(workspace.ExactOf(row), chosen);
+      stats.remapped += CountStandIns(workspace.ExactOf(row), chosen, workspace);
       stats.kept_mass_min = std::min(stats.kept_mass_min, kept);
       kept_sum += static_cast<double>(kept);
       ++ranked;

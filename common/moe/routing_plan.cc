@@ -31,10 +31,13 @@ void RoutingPlan::Finish() {
   for (int32_t row = 0; row < rows_; ++row, ids += top_k_) {
     for (int32_t j = 0; j < row_width(row); ++j) is_active_[static_cast<size_t>(ids[j])] = 1;
   }
-  active_.clear();
-  for (int32_t e = 0; e < experts_; ++e) {
-    if (is_active_[static_cast<size_t>(e)] != 0) active_.push_back(e);
+  active_.resize(static_cast<size_t>(experts_));
+  size_t count = 0;
+  for (int32_t e = 0; e < experts_; ++e) {  // Without a branch, which nothing could predict.
+    active_[count] = e;
+    count += is_active_[static_cast<size_t>(e)];
   }
+  active_.resize(count);
 }
 
 }  // namespace lynx::moe

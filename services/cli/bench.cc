@@ -8,6 +8,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "kernels/core/cpu_limit.h"
+#include "services/cli/bench_planner.h"
 #include "services/cli/read_bandwidth.h"
 
 namespace lynx::cli {
@@ -292,12 +294,15 @@ absl::Status Run(const BenchConfig& config, const std::vector<int32_t>& batches,
 }  // namespace
 
 int RunBench(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  if (argc > 1 && std::string_view(argv[1]) == "planner") {
+    return RunBenchPlanner(argc, argv, out, err);
+  }
   BenchConfig config;
   config::FlagSet flags("lynx bench",
                         "Measures one engine: `lynx bench decode --model DIR`. Every sequence has "
                         "its own random tokens; read bandwidth is measured in between.");
   flags.SetOutput(&out);
-  flags.AddPositional("mode", &config.mode, "decode or prefill");
+  flags.AddPositional("mode", &config.mode, "decode, prefill, or planner (see `lynx bench planner --help`)");
   flags.AddString("model", &config.model, "Hugging Face folder of the model");
   flags.AddStrings("batch", &config.batch, "Numbers of sequences to measure");
   flags.AddInt("context", &config.context, {1, 1 << 20}, "Prompt tokens of each sequence");
@@ -317,7 +322,7 @@ int RunBench(int argc, const char* const* argv, std::ostream& out, std::ostream&
   absl::Status status = outcome.status();
   if (status.ok() && config.mode != "decode" && config.mode != "prefill") {
     status = absl::InvalidArgumentError(
-        absl::StrCat("mode is '", config.mode, "', wanted decode or prefill"));
+        absl::StrCat("mode is '", config.mode, "', wanted decode, prefill or planner"));
   }
   if (status.ok() && config.model.empty()) {
     status = absl::InvalidArgumentError("--model is missing");

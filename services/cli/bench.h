@@ -11,6 +11,8 @@ namespace lynx::cli {
 // Every sequence, and in decode every step, has its own random tokens: with shared tokens all rows
 // would take the same experts, and decode would look far faster than it is.
 //
+// `lynx bench planner` is bench_planner.h.
+//
 // Returns the exit status: 0, 1 (could not run) or 2 (bad arguments).
 int RunBench(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
 

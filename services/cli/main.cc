@@ -26,7 +26,7 @@ constexpr struct {
 } kCommands[] = {
     {"up", lynx::cli::RunUp, "run a whole cluster on this machine"},
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
-    {"bench", RunBench, "measure decode or prefill of one engine"},
+    {"bench", RunBench, "measure decode, prefill or the planner"},
     {"eval", RunEval, "measure what routing policies save and cost"},
 };
 

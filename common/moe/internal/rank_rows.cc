@@ -4,6 +4,8 @@
 
 #include "common/base/check.h"
 #include "common/moe/gate_math.h"
+#include "common/moe/internal/insert_best.h"
+#include "common/moe/internal/row_ops.h"
 #include "common/moe/internal/stages.h"
 
 namespace lynx::moe::internal {
@@ -13,14 +15,9 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // NaN, +Inf, or too few finite ones.
 bool CannotRank(const float* scores, size_t count, size_t top_k, bool& masked) {
-  size_t usable = 0;
-  bool wrong = false;
-  for (size_t e = 0; e < count; ++e) {
-    wrong |= !(scores[e] < kInf);
-    usable += scores[e] > -kInf ? 1 : 0;
-  }
-  if (wrong || usable < top_k) return true;
-  masked |= usable < count;
+  const int32_t usable = BestRowOps().count_usable(scores, count);
+  if (usable < static_cast<int32_t>(top_k)) return true;
+  masked |= usable < static_cast<int32_t>(count);
   return false;
 }
 
@@ -34,17 +31,6 @@ void RankAnyhow(const float* scores, size_t count, std::span<int32_t> ids) {
   for (size_t e = 0; e < count; ++e) {
     held = InsertBest(ids.data(), held, ids.size(), static_cast<int32_t>(e),
                       [&](int32_t a, int32_t b) { return rank(a) > rank(b); });
-  }
-}
-
-void Rank(const float* scores, size_t count, std::span<int32_t> ids) {
-  size_t held = 0;
-  float last = -kInf;  // Of the ids held, once they are all.
-  for (size_t e = 0; e < count; ++e) {
-    if (held == ids.size() && !(scores[e] > last)) continue;
-    held = InsertBest(ids.data(), held, ids.size(), static_cast<int32_t>(e),
-                      [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
-    last = scores[ids[held - 1]];
   }
 }
 
@@ -118,6 +104,7 @@ void RankRows(const RouterInput& input, Workspace& workspace) {
              (gate.groups > 0 && input.experts % gate.groups == 0 && gate.groups_kept > 0 &&
               input.top_k <= gate.groups_kept * (input.experts / gate.groups)));
   workspace.scores = plain ? input.logits.data() : workspace.score_buffer.data();
+  workspace.top_rows.clear();
   for (int32_t row = 0; row < input.rows; ++row) {
     const auto r = static_cast<size_t>(row);
     if (!input.valid.empty() && input.valid[r] == 0) {
@@ -138,9 +125,11 @@ void RankRows(const RouterInput& input, Workspace& workspace) {
       continue;
     }
     workspace.masked |= masked;
-    Rank(workspace.ScoresOf(row), workspace.experts, workspace.ExactOf(row));
+    workspace.top_rows.push_back({workspace.ScoresOf(row), workspace.ExactOf(row).data()});
     workspace.states[r] = KeepsItsOwn(input, row) ? RowState::kOwn : RowState::kRemapped;
   }
+  BestRowOps().top(workspace.top_rows.data(), workspace.top_rows.size(), nullptr, workspace.experts,
+                   workspace.top_k);
 }
 
 }  // namespace lynx::moe::internal

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "common/moe/gate_math.h"
+#include "common/moe/internal/insert_best.h"
 #include "common/moe/internal/stages.h"
 
 // budget and marginal: every voter's floor, then the heaviest columns one after the other, until

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "common/moe/internal/insert_best.h"
+#include "common/moe/internal/row_ops.h"
 #include "common/moe/internal/stages.h"
 
 // lynx: every voter votes for k experts, by
@@ -17,54 +19,34 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// Likings pack into 64 bits as one count for each bin but the last, which follows from the others.
-constexpr int32_t kPackedBins = 4;
-constexpr size_t kMaxPackedVoters = 0xFFFF;
+BinRule RuleOf(const Policy& policy, Workspace& workspace, int32_t row) {
+  const float* scores = workspace.ScoresOf(row);
+  const std::span<const int32_t> exact = workspace.ExactOf(row);
+  const double best = scores[exact.front()];
+  // As a size: -0 - 0 is -0, by which gaps would become negative.
+  const double spread = std::abs(best - static_cast<double>(scores[exact.back()]));
+  return {.alpha = policy.alpha,
+          .last = policy.beta == Policy::kUnbounded ? kNoLimit : policy.beta,
+          .best = best,
+          .unit = policy.self_scaled ? spread : 1};
+}
 
-// The bins of one row.
-class Bins {
- public:
-  Bins(const Policy& policy, const float* scores, std::span<const int32_t> exact)
-      : alpha_(policy.alpha),
-        last_(policy.beta == Policy::kUnbounded ? kNoLimit : policy.beta),
-        best_(scores[exact.front()]),
-        // As a size: -0 - 0 is -0, by which gaps would become negative.
-        unit_(policy.self_scaled ? std::abs(best_ - static_cast<double>(scores[exact.back()]))
-                                 : 1) {}
-
-  // A whole number: the value is cut off at the last bin before anything is cast.
-  double Of(float score) const {
-    const double gap = best_ - static_cast<double>(score);
-    if (gap == 0) return 0;  // Also where the unit is 0.
-    const double bin = alpha_ * (unit_ == 1 ? gap : gap / unit_);
-    if (bin >= last_) return last_;
-    return bin < 9e15 ? static_cast<double>(static_cast<int64_t>(bin)) : bin;
-  }
-
- private:
-  const double alpha_;
-  const double last_;
-  const double best_;
-  const double unit_;
-};
-
-Bins BinsOf(const Policy& policy, Workspace& workspace, int32_t row) {
-  return Bins(policy, workspace.ScoresOf(row), workspace.ExactOf(row));
+// A whole number, without a limit where the rule has none.
+double BinOf(const BinRule& rule, float score) {
+  const double gap = rule.best - static_cast<double>(score);
+  if (gap == 0) return 0;  // Also where the unit is 0.
+  const double bin = rule.alpha * (rule.unit == 1 ? gap : gap / rule.unit);
+  return std::min(std::floor(bin), rule.last);
 }
 
 // Few bins: `bins` of every voter, and `liking` from counts packed into one number an expert.
 void LikePacked(const Policy& policy, Workspace& workspace) {
-  uint64_t unit[kPackedBins + 1] = {};  // The last bin's is 0.
-  for (int32_t bin = 0; bin < policy.beta; ++bin) unit[bin] = uint64_t{1} << (48 - 16 * bin);
-  std::fill_n(workspace.liking.begin(), workspace.experts, uint64_t{0});
+  uint64_t unit[8] = {};  // The last bin's is 0.
+  for (int32_t bin = 0; bin < policy.beta; ++bin) unit[bin] = LikingUnit(bin);
+  for (size_t e = 0; e < workspace.experts; ++e) workspace.liking[e] = NobodysLiking(e);
   for (int32_t row : workspace.voters) {
-    const Bins bins = BinsOf(policy, workspace, row);
-    const float* scores = workspace.ScoresOf(row);
-    uint8_t* out = workspace.bins.data() + static_cast<size_t>(row) * workspace.experts;
-    for (size_t e = 0; e < workspace.experts; ++e) {
-      out[e] = static_cast<uint8_t>(bins.Of(scores[e]));
-      workspace.liking[e] += unit[out[e]];
-    }
+    BestRowOps().bin(RuleOf(policy, workspace, row), unit, workspace.ScoresOf(row),
+                     workspace.experts, workspace.BinsOf(row), workspace.liking.data());
   }
 }
 
@@ -73,10 +55,10 @@ void LikePacked(const Policy& policy, Workspace& workspace) {
 void LikeSorted(const Policy& policy, Workspace& workspace) {
   const size_t voters = workspace.voters.size();
   for (size_t v = 0; v < voters; ++v) {
-    const Bins bins = BinsOf(policy, workspace, workspace.voters[v]);
+    const BinRule rule = RuleOf(policy, workspace, workspace.voters[v]);
     const float* scores = workspace.ScoresOf(workspace.voters[v]);
     for (size_t e = 0; e < workspace.experts; ++e) {
-      workspace.columns[e * voters + v] = bins.Of(scores[e]);
+      workspace.columns[e * voters + v] = BinOf(rule, scores[e]);
     }
   }
   const auto column = [&](size_t e) {
@@ -97,11 +79,12 @@ void LikeSorted(const Policy& policy, Workspace& workspace) {
   for (size_t i = 0; i < workspace.experts; ++i) {
     const int32_t e = workspace.order[i];
     if (i > 0 && less_liked(workspace.order[i - 1], e)) ++place;
-    workspace.liking[static_cast<size_t>(e)] = place;
+    workspace.liking[static_cast<size_t>(e)] =
+        (place << kLikingShift) + NobodysLiking(static_cast<size_t>(e));
   }
 }
 
-// Marks the votes of one row, whose bins `bin_of` tells.
+// Marks the votes of one row, whose bins `bin_of` tells. `order` has the experts by liking.
 template <typename BinOf>
 void Vote(bool index_ties, int32_t row, Workspace& workspace, const BinOf& bin_of) {
   const float* scores = workspace.ScoresOf(row);
@@ -111,37 +94,63 @@ void Vote(bool index_ties, int32_t row, Workspace& workspace, const BinOf& bin_o
   for (; bin_of(static_cast<size_t>(exact[sure])) != boundary; ++sure) {
     workspace.selected[static_cast<size_t>(exact[sure])] = 1;
   }
-  const uint64_t* liking = workspace.liking.data();
-  const auto better = [&](int32_t a, int32_t b) {
-    if (liking[a] != liking[b]) return liking[a] > liking[b];
-    return !index_ties && scores[a] > scores[b];
+  const size_t open = exact.size() - sure;
+  const auto liking = [&](size_t i) {
+    return workspace.liking[static_cast<size_t>(workspace.order[i])] >> kLikingShift;
   };
-  int32_t* best = workspace.order.data();
+  const auto in_boundary = [&](size_t i) {
+    const auto e = static_cast<size_t>(workspace.order[i]);
+    return static_cast<size_t>(bin_of(e) == boundary) & static_cast<size_t>(scores[e] > -kInf);
+  };
+  // The first of the boundary bin by liking: it has at least as many as are open.
+  int32_t* picks = workspace.picks.data();
   size_t held = 0;
-  for (size_t e = 0; e < workspace.experts; ++e) {
-    if (bin_of(e) != boundary || scores[e] == -kInf) continue;
-    held = InsertBest(best, held, exact.size() - sure, static_cast<int32_t>(e), better);
+  size_t next = 0;
+  for (; held < open; ++next) {
+    picks[held] = workspace.order[next];
+    held += in_boundary(next);  // Without a branch, which nothing could predict.
   }
-  for (size_t i = 0; i < held; ++i) workspace.selected[static_cast<size_t>(best[i])] = 1;
+  if (open > 0 && !index_ties) {
+    // Of those liked as much as the last pick, the row's own scores choose.
+    const uint64_t liked = liking(next - 1);
+    size_t tied = 0;
+    for (; next < workspace.experts && liking(next) == liked; ++next) tied += in_boundary(next);
+    if (tied > 0) {
+      const auto better = [&](int32_t a, int32_t b) { return scores[a] > scores[b]; };
+      held = 0;
+      size_t certain = 0;
+      while (liking(certain) != liked) held += in_boundary(certain++);
+      int32_t* chosen = picks + held;
+      size_t count = 0;
+      for (size_t i = certain; i < next; ++i) {
+        if (in_boundary(i) == 0) continue;
+        count = InsertBest(chosen, count, open - held, workspace.order[i], better);
+      }
+    }
+  }
+  for (size_t j = 0; j < open; ++j) workspace.selected[static_cast<size_t>(picks[j])] = 1;
 }
 
 }  // namespace
 
 void SelectLynx(const Policy& policy, Workspace& workspace) {
   const bool index_ties = policy.kind == Policy::Kind::kLynxCompat;
-  if (policy.beta >= 0 && policy.beta <= kPackedBins &&
-      workspace.voters.size() <= kMaxPackedVoters) {
+  const bool packed = policy.beta >= 0 && policy.beta <= kLastPackedBin &&
+                      workspace.voters.size() <= kMaxPackedVoters;
+  if (packed) {
     LikePacked(policy, workspace);
-    for (int32_t row : workspace.voters) {
-      const uint8_t* bins = workspace.bins.data() + static_cast<size_t>(row) * workspace.experts;
-      Vote(index_ties, row, workspace, [&](size_t e) { return bins[e]; });
-    }
   } else {
     LikeSorted(policy, workspace);
-    for (int32_t row : workspace.voters) {
-      const Bins bins = BinsOf(policy, workspace, row);
+  }
+  BestRowOps().order(workspace.liking.data(), workspace.experts, workspace.order.data());
+  for (int32_t row : workspace.voters) {
+    if (packed) {
+      const uint8_t* bins = workspace.BinsOf(row);
+      Vote(index_ties, row, workspace, [&](size_t e) { return bins[e]; });
+    } else {
+      const BinRule rule = RuleOf(policy, workspace, row);
       const float* scores = workspace.ScoresOf(row);
-      Vote(index_ties, row, workspace, [&](size_t e) { return bins.Of(scores[e]); });
+      Vote(index_ties, row, workspace, [&](size_t e) { return BinOf(rule, scores[e]); });
     }
   }
   SelectFloors(policy.kept_ranks(), workspace);

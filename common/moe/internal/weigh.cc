@@ -11,11 +11,14 @@ namespace {
 // unlikely experts does not underflow as a whole.
 class Scores {
  public:
-  Scores(const RouterInput& input, int32_t row)
-      : logits_(LogitsOf(input, row)), sigmoid_(input.gate.score == Gate::Score::kSigmoid) {}
+  Scores(const RouterInput& input, int32_t row, const Workspace& workspace)
+      : logits_(LogitsOf(input, row)),
+        sigmoid_(input.gate.score == Gate::Score::kSigmoid),
+        best_first_(!sigmoid_ && workspace.scores == input.logits.data()) {}
 
   // The largest factor among `ids`.
   float Anchor(std::span<const int32_t> ids) const {
+    if (best_first_) return logits_[ids[0]];
     float anchor = Exponent(ids[0]);
     for (int32_t e : ids.subspan(1)) anchor = std::max(anchor, Exponent(e));
     return anchor;
@@ -23,9 +26,9 @@ class Scores {
 
   // Writes the scores of `ids`; `anchor` is at least Anchor(ids).
   void Of(std::span<const int32_t> ids, float anchor, float* scores) const {
+    if (!sigmoid_) return GateExpsOf(logits_, ids.data(), ids.size(), anchor, scores);
     for (size_t j = 0; j < ids.size(); ++j) scores[j] = Exponent(ids[j]);
     GateExps(scores, ids.size(), anchor, scores);
-    if (!sigmoid_) return;
     for (size_t j = 0; j < ids.size(); ++j) scores[j] /= 1 + GateExp(-std::abs(logits_[ids[j]]));
   }
 
@@ -35,6 +38,7 @@ class Scores {
 
   const float* const logits_;
   const bool sigmoid_;
+  const bool best_first_;  // Rows rank by what Exponent() says.
 };
 
 double Sum(const float* values, size_t count) {
@@ -47,7 +51,7 @@ double Sum(const float* values, size_t count) {
 float ExactMass(const RouterInput& input, int32_t row, std::span<const int32_t> exact,
                 Workspace& workspace) {
   float* values = workspace.row_buffer.data();
-  const Scores scores(input, row);
+  const Scores scores(input, row, workspace);
   if (input.gate.score == Gate::Score::kSigmoid) {
     scores.Of(exact, 0, values);
     return static_cast<float>(Sum(values, exact.size()));
@@ -60,11 +64,14 @@ float ExactMass(const RouterInput& input, int32_t row, std::span<const int32_t> 
   return static_cast<float>(kept / Sum(values, workspace.experts));
 }
 
+// `kept` is the sum of the scores of `ids` with their own anchor.
 float KeptMass(const Scores& scores, std::span<const int32_t> exact, std::span<const int32_t> ids,
-               float* values) {
-  const float anchor = std::max(scores.Anchor(exact), scores.Anchor(ids));
-  scores.Of(ids, anchor, values);
-  const double kept = Sum(values, ids.size());
+               float own_anchor, double kept, float* values) {
+  const float anchor = std::max(scores.Anchor(exact), own_anchor);
+  if (anchor != own_anchor) {
+    scores.Of(ids, anchor, values);
+    kept = Sum(values, ids.size());
+  }
   scores.Of(exact, anchor, values);
   const double whole = Sum(values, exact.size());
   return whole > 0 ? static_cast<float>(kept / whole) : 1;
@@ -74,8 +81,10 @@ float KeptMass(const Scores& scores, std::span<const int32_t> exact, std::span<c
 
 float Weigh(const RouterInput& input, int32_t row, std::span<const int32_t> exact,
             std::span<const int32_t> ids, std::span<float> weights, Workspace& workspace) {
-  const Scores scores(input, row);
-  scores.Of(ids, scores.Anchor(ids), weights.data());
+  const Scores scores(input, row, workspace);
+  const float anchor = scores.Anchor(ids);
+  scores.Of(ids, anchor, weights.data());
+  const double kept = Sum(weights.data(), weights.size());
   float total = 0;
   for (float weight : weights) total += weight;
   for (float& weight : weights) weight /= total;
@@ -85,7 +94,7 @@ float Weigh(const RouterInput& input, int32_t row, std::span<const int32_t> exac
   }
   for (float& weight : weights) weight *= input.gate.scale;
   if (std::equal(exact.begin(), exact.end(), ids.begin(), ids.end())) return 1;
-  return KeptMass(scores, exact, ids, workspace.row_buffer.data());
+  return KeptMass(scores, exact, ids, anchor, kept, workspace.row_buffer.data());
 }
 
 }  // namespace lynx::moe::internal

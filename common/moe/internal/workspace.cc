@@ -14,6 +14,7 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   score_buffer.resize(rows * width);
   row_buffer.resize(width);
   group_buffer.resize(width);
+  top_rows.reserve(rows);
   voters.reserve(rows);
   done.resize(rows);
   selected.resize(width);
@@ -21,6 +22,7 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   columns.resize(rows * width);
   liking.resize(width);
   order.resize(width);
+  picks.resize(k);
   mass.resize(rows * width);
   column_mass.resize(width);
   votes.resize(width);
@@ -30,7 +32,6 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   exact_sum.resize(rows);
   kept_ratio.resize(rows);
   active.resize(width);
-  active_list.reserve(width);
   chosen_ids.resize(rows * k);
   widths.resize(rows);
   exps.resize(width);

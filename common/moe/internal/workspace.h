@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "common/moe/internal/row_ops.h"
 #include "common/moe/routing_plan.h"
 
 namespace lynx::moe::internal {
@@ -33,6 +34,9 @@ struct Workspace {
   std::vector<float> row_buffer;    // [experts]
   std::vector<float> group_buffer;  // [experts]
 
+  // --- Of whoever ranks ---
+  std::vector<TopRow> top_rows;  // [rows]
+
   // --- Of the wrapper: who chooses the active set in the selection in hand ---
   std::vector<int32_t> voters;  // Rows, ascending.
   std::vector<uint8_t> done;    // [rows] Remapped rows whose policy had its selection.
@@ -43,6 +47,7 @@ struct Workspace {
   std::vector<double> columns;        // [experts, voters]: an expert's bins, ascending.
   std::vector<uint64_t> liking;       // [experts]
   std::vector<int32_t> order;         // [experts]
+  std::vector<int32_t> picks;         // [top_k]
   std::vector<uint32_t> mass;         // [rows, experts] in 2^-24
   std::vector<uint64_t> column_mass;  // [experts] in 2^-24
   std::vector<uint32_t> votes;        // [experts]
@@ -54,8 +59,7 @@ struct Workspace {
   std::vector<uint64_t> kept_ratio;  // kept_sum / exact_sum in 2^-24
 
   // --- The active set, of all selections and what AddShortRows adds ---
-  std::vector<uint8_t> active;       // [experts]
-  std::vector<int32_t> active_list;  // Ascending.
+  std::vector<uint8_t> active;  // [experts]
 
   // --- Of Assign ---
   std::vector<int32_t> chosen_ids;  // [rows, top_k]
@@ -71,6 +75,7 @@ struct Workspace {
   std::span<int32_t> ChosenOf(int32_t row) {
     return std::span(chosen_ids).subspan(static_cast<size_t>(row) * top_k, top_k);
   }
+  uint8_t* BinsOf(int32_t row) { return bins.data() + static_cast<size_t>(row) * experts; }
   std::span<uint32_t> MassOf(int32_t row) {
     return std::span(mass).subspan(static_cast<size_t>(row) * experts, experts);
   }
@@ -80,21 +85,6 @@ struct Workspace {
 
 inline const float* LogitsOf(const RouterInput& input, int32_t row) {
   return input.logits.data() + static_cast<size_t>(row) * static_cast<size_t>(input.experts);
-}
-
-// Inserts `id` into the `held` best so far, best first, of which at most `capacity` are kept. What
-// came first stays first among equals. Returns how many are held then.
-template <typename Better>
-size_t InsertBest(int32_t* best, size_t held, size_t capacity, int32_t id, const Better& better) {
-  if (held == capacity) {
-    if (capacity == 0 || !better(id, best[held - 1])) return held;
-  } else {
-    ++held;
-  }
-  size_t place = held - 1;
-  for (; place > 0 && better(id, best[place - 1]); --place) best[place] = best[place - 1];
-  best[place] = id;
-  return held;
 }
 
 }  // namespace lynx::moe::internal

@@ -79,5 +79,35 @@ TEST(BenchTest, BadArgumentsAreNamed) {
   EXPECT_EQ(Bench({"--help"}).status, 0);
 }
 
+TEST(BenchPlannerTest, CountsExpertsBeforeAndAfter) {
+  const Outcome outcome = Bench({"planner", "--shapes=64x8,160x6", "--batch=1,16,80", "--samples=3",
+                                 "--layer=false", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(json["rows"].size(), 6u);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row["composed"], row["experts_total"] == 160) << "only 64 were traced";
+    EXPECT_GT(row["median_us"], 0);
+    if (row["batch"] == 1) {
+      EXPECT_EQ(row["experts"], row["top_k"]);
+    } else {
+      EXPECT_LT(row["experts"], row["experts_exact"]);
+    }
+  }
+  EXPECT_THAT(Bench({"planner", "--shapes=64x8", "--batch=2", "--samples=1", "--layer=false"}).out,
+              AllOf(HasSubstr("64x8"), HasSubstr("median us")));
+}
+
+TEST(BenchPlannerTest, BadArgumentsAreNamed) {
+  EXPECT_EQ(Bench({"planner", "--shapes=64"}).status, 2);
+  EXPECT_THAT(Bench({"planner", "--shapes=64"}).err, HasSubstr("'64'"));
+  EXPECT_THAT(Bench({"planner", "--batch=0"}).err, HasSubstr("'0'"));
+  EXPECT_THAT(Bench({"planner", "--policy=best"}).err, HasSubstr("'best'"));
+  EXPECT_THAT(Bench({"planner", "--shapes=8x2", "--policy=oea:k0=3"}).err, HasSubstr("k0"));
+  EXPECT_EQ(Bench({"planner", "--traces=/nonexistent.bin"}).status, 1);
+  EXPECT_THAT(Bench({"planner", "--traces=models/router-traces/absent.bin"}).err,
+              HasSubstr("absent.json"));
+}
+
 }  // namespace
 }  // namespace lynx::cli
