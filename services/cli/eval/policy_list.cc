@@ -91,7 +91,7 @@ std::vector<std::string> AllPolicies(const moe::ModelFacts& model) {
   };
   add_counts("prune:k0=", model.top_k, {0.25, 0.5, 0.75}, "");
   for (const char* tail : {"", ",floor=1"}) {
-    add_counts("vote:M=", model.experts, {0.375, 0.5, 0.625, 0.75, 0.875}, tail);
+    add_counts("vote:M=", model.experts, {0.375, 0.5, 0.625, 0.75}, tail);
   }
   std::erase_if(all, [&](const std::string& text) {
     const auto policy = moe::ParsePolicy(text);
@@ -100,14 +100,13 @@ std::vector<std::string> AllPolicies(const moe::ModelFacts& model) {
   add_each("lynx_compat:alpha=3,beta=", {"2", "3", "4"}, "");
   add_each("lynx_compat:alpha=1,beta=", {"1", "2"}, "");
   add_each("lynx:alpha=3,beta=", {"1", "2", "3", "4", "5"}, "");
-  add_each("lynx:alpha=1,beta=", {"1", "2", "4"}, "");
-  add_each("lynx:alpha=1,beta=", {"1", "2"}, ",floor=1");
-  add_each("lynx:alpha=4,beta=", {"1", "2", "3"}, ",self_scaled=true");
+  add_each("lynx:alpha=1,beta=", {"1", "2", "4"}, ",floor=1");
+  add_each("lynx:alpha=4,beta=", {"2", "3", "4"}, ",self_scaled=true");
   for (int32_t k0 = 1; k0 <= model.top_k - 2; ++k0) all.push_back(absl::StrCat("oea:k0=", k0));
   add_each("budget:fraction=", {"0.4", "0.5", "0.6", "0.7", "0.8"}, ",floor=1");
-  add_each("budget:coverage=", {"0.7", "0.8", "0.85", "0.9", "0.95", "0.98"}, ",floor=1");
-  add_each("budget:row_coverage=", {"0.5", "0.6", "0.7", "0.8", "0.9"}, ",floor=1");
-  add_each("marginal:lambda=", {"0.05", "0.1", "0.2", "0.3"}, ",floor=1");
+  add_each("budget:coverage=", {"0.8", "0.85", "0.9", "0.95", "0.97", "0.99"}, ",floor=1");
+  add_each("budget:row_coverage=", {"0.6", "0.7", "0.8", "0.9"}, ",floor=1");
+  add_each("marginal:lambda=", {"0.01", "0.02", "0.05", "0.1", "0.2"}, ",floor=1");
   return all;
 }
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "kernels/sampling/logits.h"
 
 namespace lynx::cli {
 
@@ -33,34 +33,31 @@ Estimate AverageOf(std::span<const Estimate> estimates) {
 }
 
 absl::StatusOr<NextToken> Summarise(std::span<const float> logits) {
-  size_t top = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) {
-      return absl::InternalError(absl::StrCat("the model's logit of token ", i, " is NaN"));
-    }
-    if (logits[i] > logits[top]) top = i;
-  }
-  if (logits.empty() || !std::isfinite(logits[top])) {
-    return absl::InternalError("the model's logits are not finite");
-  }
-  const double highest = logits[top];
-  double sum = 0;
-  for (float logit : logits) sum += std::exp(logit - highest);
-  return NextToken{.log_sum = highest + std::log(sum), .top = static_cast<TokenId>(top)};
+  const kernels::LogitsSummary summary =
+      logits.empty() ? kernels::LogitsSummary{} : kernels::SummarizeLogits(logits);
+  if (!summary.valid) return absl::InternalError("the model's logits are not finite");
+  return NextToken{.log_sum = summary.max + std::log(kernels::SumExp(logits, summary.max)),
+                   .top = summary.argmax};
 }
 
 double NegativeLogLikelihood(std::span<const float> logits, const NextToken& next, TokenId token) {
   return next.log_sum - logits[static_cast<size_t>(token)];
 }
 
-double Divergence(std::span<const float> p_logits, const NextToken& p,
-                  std::span<const float> q_logits, const NextToken& q) {
+void FillProbabilities(std::span<const float> logits, const NextToken& next,
+                       std::span<float> probabilities) {
+  std::vector<double> unused((logits.size() + kernels::kWeightBlock - 1) / kernels::kWeightBlock);
+  kernels::ExpWeights(logits, static_cast<float>(next.log_sum), /*temperature=*/1,
+                      /*min_weight=*/0, probabilities, unused);
+}
+
+double Divergence(std::span<const float> probabilities, std::span<const float> p_logits,
+                  const NextToken& p, std::span<const float> q_logits, const NextToken& q) {
   double sum = 0;
-  for (size_t i = 0; i < p_logits.size(); ++i) {
-    const double log_p = p_logits[i] - p.log_sum;
-    const double probability = std::exp(log_p);
+  for (size_t i = 0; i < probabilities.size(); ++i) {
+    const double log_ratio = (p_logits[i] - p.log_sum) - (q_logits[i] - q.log_sum);
     // A token that p rules out counts for nothing, whatever q says of it.
-    if (probability > 0) sum += probability * (log_p - (q_logits[i] - q.log_sum));
+    sum += probabilities[i] > 0 ? probabilities[i] * log_ratio : 0;
   }
   return sum;
 }

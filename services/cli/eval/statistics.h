@@ -36,9 +36,14 @@ absl::StatusOr<NextToken> Summarise(std::span<const float> logits);
 // -log p(token), nats.
 double NegativeLogLikelihood(std::span<const float> logits, const NextToken& next, TokenId token);
 
-// KL(p || q) in nats of two distributions over the same tokens; exactly 0 for equal bits.
-double Divergence(std::span<const float> p_logits, const NextToken& p,
-                  std::span<const float> q_logits, const NextToken& q);
+// exp(logit) / sum of exp(logit), for as many tokens as `logits` has.
+void FillProbabilities(std::span<const float> logits, const NextToken& next,
+                       std::span<float> probabilities);
+
+// KL(p || q) in nats of two distributions over the same tokens; exactly 0 for equal bits. The
+// probabilities of p are given, since one p is compared with many q.
+double Divergence(std::span<const float> probabilities, std::span<const float> p_logits,
+                  const NextToken& p, std::span<const float> q_logits, const NextToken& q);
 
 // Where `at` lies among `xs`, for linear interpolation: at = xs[low] + share * (xs[high] -
 // xs[low]), low and high being neighbours in ascending order of xs. Nothing outside of their range.

@@ -25,6 +25,7 @@ class TextBatch {
         rows_(static_cast<size_t>(options.batch)) {
     const size_t tokens = rows_.size() * static_cast<size_t>(options.positions);
     reference_logits_.resize(tokens * vocab_size_);
+    probabilities_.resize(tokens * vocab_size_);
     reference_.resize(tokens);
   }
 
@@ -45,6 +46,8 @@ class TextBatch {
       std::copy(logits.begin(), logits.end(), ReferenceLogits(step, 0).data());
       for (size_t row = 0; row < windows_.size(); ++row) {
         LYNX_ASSIGN_OR_RETURN(Reference(step, row), Summarise(ReferenceLogits(step, row)));
+        FillProbabilities(ReferenceLogits(step, row), Reference(step, row),
+                          Probabilities(step, row));
       }
     }
     return absl::OkStatus();
@@ -75,6 +78,9 @@ class TextBatch {
   std::span<float> ReferenceLogits(int32_t step, size_t row) {
     return std::span(reference_logits_).subspan(TokenIndex(step, row) * vocab_size_, vocab_size_);
   }
+  std::span<float> Probabilities(int32_t step, size_t row) {
+    return std::span(probabilities_).subspan(TokenIndex(step, row) * vocab_size_, vocab_size_);
+  }
 
   // One decode step of every window; a null policy is exact.
   absl::Status Step(int32_t step, const moe::Policy* policy) {
@@ -101,7 +107,7 @@ class TextBatch {
     const TokenId token = Tokens(windows_[row])[static_cast<size_t>(options_.context + step) + 1];
     score.nll_exact += NegativeLogLikelihood(exact_logits, exact, token);
     score.nll += NegativeLogLikelihood(logits, next, token);
-    score.kl += Divergence(exact_logits, exact, logits, next);
+    score.kl += Divergence(Probabilities(step, row), exact_logits, exact, logits, next);
     score.agreement += next.top == exact.top ? 1 : 0;
     return absl::OkStatus();
   }
@@ -114,6 +120,7 @@ class TextBatch {
   std::optional<PrefilledPrompts> prompts_;
   std::vector<model::SequenceRows> rows_;
   std::vector<float> reference_logits_;  // [positions, batch, vocab_size]
+  std::vector<float> probabilities_;     // [positions, batch, vocab_size]
   std::vector<NextToken> reference_;     // [positions, batch]
 };
 
@@ -122,7 +129,7 @@ absl::Status Check(const EvalModel& model, const TextSet& texts, const TextEvalO
     return absl::InvalidArgumentError(absl::StrCat("batch ", options.batch, ": there are only ",
                                                    texts.windows.size(), " windows of text"));
   }
-  const size_t reference_bytes = sizeof(float) * static_cast<size_t>(options.batch) *
+  const size_t reference_bytes = 2 * sizeof(float) * static_cast<size_t>(options.batch) *
                                  static_cast<size_t>(options.positions) *
                                  static_cast<size_t>(model.runner.spec().vocab_size);
   if (reference_bytes > kMaxReferenceBytes) {

@@ -38,9 +38,9 @@ TEST(StatisticsTest, LogitsBecomeADistribution) {
   for (TokenId token = 0; token < 4; ++token) {
     total += std::exp(-NegativeLogLikelihood(logits, *next, token));
   }
-  EXPECT_NEAR(total, 1, 1e-12);
+  EXPECT_NEAR(total, 1, 1e-6) << "terms are float32";
   EXPECT_NEAR(NegativeLogLikelihood(logits, *next, 1),
-              std::log(std::exp(-2.0) + 2 + std::exp(-5.0)), 1e-12);
+              std::log(std::exp(-2.0) + 2 + std::exp(-5.0)), 1e-6);
 }
 
 TEST(StatisticsTest, HugeLogitsDoNotOverflow) {
@@ -59,15 +59,19 @@ TEST(StatisticsTest, BrokenLogitsAreAnError) {
   }
 }
 
+double DivergenceOf(const std::vector<float>& p, const std::vector<float>& q) {
+  std::vector<float> probabilities(p.size());
+  FillProbabilities(p, *Summarise(p), probabilities);
+  return Divergence(probabilities, p, *Summarise(p), q, *Summarise(q));
+}
+
 TEST(StatisticsTest, DivergenceIsExactlyZeroForEqualBitsAndElseAsByHand) {
   const std::vector<float> p = {0, std::log(3.0f)};  // 1/4, 3/4
   const std::vector<float> q = {0, 0};               // 1/2, 1/2
-  const NextToken p_next = *Summarise(p);
-  const NextToken q_next = *Summarise(q);
-  EXPECT_EQ(Divergence(p, p_next, p, p_next), 0);
-  EXPECT_NEAR(Divergence(p, p_next, q, q_next), 0.25 * std::log(0.5) + 0.75 * std::log(1.5), 1e-7);
+  EXPECT_EQ(DivergenceOf(p, p), 0);
+  EXPECT_NEAR(DivergenceOf(p, q), 0.25 * std::log(0.5) + 0.75 * std::log(1.5), 1e-6);
   const std::vector<float> certain = {0, -std::numeric_limits<float>::infinity()};
-  EXPECT_NEAR(Divergence(certain, *Summarise(certain), q, q_next), std::log(2.0), 1e-12);
+  EXPECT_NEAR(DivergenceOf(certain, q), std::log(2.0), 1e-6);
 }
 
 TEST(StatisticsTest, InterpolatesBetweenNeighboursInAnyOrderAndNeverBeyond) {
