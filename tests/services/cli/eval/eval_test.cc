@@ -93,6 +93,58 @@ TEST(EvalTest, DecodingTextIsPrefillingIt) {
               1e-9);
 }
 
+TEST(EvalTest, LossyPoliciesReadFewerExpertsAndItShows) {
+  const Outcome outcome = Eval(Small("8", "oea:k0=4,oea:k0=1,vote:M=16,lynx,prune:k0=2"));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  ASSERT_EQ(outcome.results.size(), 5u);
+  for (const json& result : outcome.results) {
+    SCOPED_TRACE(result["policy"]);
+    EXPECT_LT(result["experts"], result["experts_exact"]);
+    EXPECT_LT(result["task_experts"], result["task_experts_exact"]);
+    for (const json& layer : result["layers"]) EXPECT_LE(layer["experts"], layer["experts_exact"]);
+    EXPECT_GT(result["kl"], 0);
+    EXPECT_NE(result["nll"], result["nll_exact"]);
+    EXPECT_GT(result["nll_delta_error"], 0);
+    EXPECT_LT(result["kept_mass_mean"], 1);
+    EXPECT_LT(result["kept_mass_min"], result["kept_mass_mean"]);
+    EXPECT_EQ(result["nll_exact"], outcome.results[0]["nll_exact"]);
+  }
+  EXPECT_LT(outcome.results[1]["experts"], outcome.results[0]["experts"])
+      << "oea keeps fewer ranks";
+  EXPECT_LT(outcome.results[1]["kept_mass_mean"], outcome.results[0]["kept_mass_mean"]);
+  EXPECT_THAT(outcome.out, HasSubstr("at a cut of the text's experts"));
+}
+
+TEST(EvalTest, ABatchOfOneIsExact) {
+  const Outcome outcome = Eval(Small("1", "oea:k0=1,lynx,budget:fraction=0.5"));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  for (const json& result : outcome.results) {
+    SCOPED_TRACE(result["policy"]);
+    EXPECT_EQ(result["experts"], 8);
+    EXPECT_EQ(result["nll_delta"], 0);
+    EXPECT_EQ(result["kl"], 0);
+    EXPECT_EQ(result["task_delta"], 0);
+  }
+}
+
+// The first decode step has only the prompt behind it, which is exact either way.
+TEST(EvalTest, WhatAStepReadsMattersFromTheSecondOn) {
+  for (const auto& [positions, equal] :
+       {std::pair("--positions=1", true), {"--positions=4", false}}) {
+    SCOPED_TRACE(positions);
+    std::vector<std::string> arguments = Small("8", "oea:k0=1");
+    arguments[4] = positions;
+    arguments[5] = "--tasks=0";
+    const Outcome own = Eval(arguments);
+    arguments.push_back("--kv=exact");
+    const Outcome exact = Eval(arguments);
+    ASSERT_EQ(own.status, 0) << own.err;
+    ASSERT_EQ(exact.status, 0) << exact.err;
+    EXPECT_EQ(own.results[0]["kl"] == exact.results[0]["kl"], equal);
+    EXPECT_EQ(own.results[0]["nll_exact"], exact.results[0]["nll_exact"]);
+  }
+}
+
 TEST(EvalTest, PartsCanBeLeftOut) {
   std::vector<std::string> arguments = Small("4", "exact");
   arguments[2] = "--windows=0";
