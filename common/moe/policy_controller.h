@@ -40,7 +40,7 @@ class PolicyController {
   struct Options {
     int32_t rungs = 9;                             // >= 2
     absl::Duration target = absl::ZeroDuration();  // Of a step; zero: none.
-    QualityBudget budget;
+    QualityBudget budget = {};
     absl::Duration interval = absl::Seconds(1);
     int32_t interval_steps = 16;  // > 0
     double slack = 0.15;          // [0, 1)

@@ -57,7 +57,7 @@ class QualityGuard {
 
   struct Options {
     bool enabled = true;  // False: kOff for good, and samples are ignored.
-    QualityBudget budget;
+    QualityBudget budget = {};
     int32_t window = 64;  // > 0: samples.
     absl::Duration max_age = absl::Minutes(5);
     double return_share = 0.8;  // (0, 1]

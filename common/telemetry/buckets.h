@@ -36,5 +36,7 @@ inline constexpr double kExperts[] = {1,  2,  4,   8,   12,  16,  24,  32, 48,
 // Disconnect to last block freed: the contract is 100 ms plus a layer.
 inline constexpr double kReleaseSeconds[] = {.001, .0025, .005, .01, .025, .05, .1,
                                              .15,  .2,    .5,   1,   5,    30};
+inline constexpr double kKlNats[] = {1e-5, 1e-4, 3e-4, 1e-3, 3e-3, .01, .02,
+                                     .05,  .1,   .2,   .5,   1,    2};
 
 }  // namespace lynx::telemetry

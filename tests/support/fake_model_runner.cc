@@ -80,7 +80,7 @@ uint64_t FakeModelRunner::Remapping(std::span<const model::SequenceRows> batch) 
     if (!rows.decode) return 0;
     all += Mix(static_cast<uint64_t>(rows.tokens[0]));
   }
-  return batch.size() > 1 ? Mix(all) : 0;
+  return remaps_ && batch.size() > 1 ? Mix(all) : 0;
 }
 
 absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
@@ -94,6 +94,7 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
   for (moe::PlanStats& plan : stats_.plans) {
     const bool applied = std::any_of(batch.begin(), batch.end(), lossy);
     plan = {.experts_exact = 8, .experts = applied ? 4 : 8};
+    plan.bypass = applied ? moe::Bypass::kNone : moe::Bypass::kPolicyOff;
     plan.kept_mass_mean = applied ? 0.75f : 1.0f;
   }
   for (int32_t layer = 0; layer < options_.layers; ++layer) {

@@ -38,6 +38,9 @@ class FakeModelRunner final : public model::ModelRunner {
   const std::string& numeric_class() const override { return numeric_class_; }
   const std::string& compatibility_hash() const override { return compatibility_hash_; }
 
+  // From now on policies change nothing.
+  void StopRemapping() { remaps_ = false; }
+
   // Faults. The logits that follow `token` get a NaN; the next Step fails with `status`.
   void PoisonLogitsAfter(TokenId token) { poisoned_token_ = token; }
   void FailNextStep(absl::Status status) { next_status_ = std::move(status); }
@@ -55,6 +58,7 @@ class FakeModelRunner final : public model::ModelRunner {
   model::StepStats stats_;
   const std::string numeric_class_ = "fake";
   const std::string compatibility_hash_ = "fake";
+  bool remaps_ = true;
   TokenId poisoned_token_ = -1;
   absl::Status next_status_;
 };
