@@ -139,9 +139,11 @@ FlagSet::~FlagSet() = default;
 void FlagSet::SetOutput(std::ostream* out) { impl_->out = out; }
 
 FlagSet::Option& FlagSet::Declare(const std::string& name, const std::string& help) {
-  LYNX_CHECK_MSG(!name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") ==
-                                      std::string::npos,
-                 absl::StrCat("option name '", name, "' is not lower-case-with-dashes"));
+  const bool symbol = name.size() == 1 && name[0] >= 'A' && name[0] <= 'Z';
+  LYNX_CHECK_MSG(
+      symbol || (!name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") ==
+                                      std::string::npos),
+      absl::StrCat("option name '", name, "' is not lower-case-with-dashes"));
   for (const auto& option : impl_->options) {
     LYNX_CHECK_MSG(option->name != name, absl::StrCat("option '", name, "' is declared twice"));
   }

@@ -7,6 +7,7 @@
 #include "services/cli/bench.h"
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
+#include "services/cli/plan.h"
 #include "services/cli/up.h"
 
 namespace {
@@ -19,6 +20,10 @@ int RunEval(int argc, const char* const* argv) {
   return lynx::cli::RunEval(argc, argv, std::cout, std::cerr);
 }
 
+int RunPlan(int argc, const char* const* argv) {
+  return lynx::cli::RunPlan(argc, argv, std::cout, std::cerr);
+}
+
 constexpr struct {
   const char* name;
   int (*run)(int argc, const char* const* argv);
@@ -28,6 +33,7 @@ constexpr struct {
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
     {"bench", RunBench, "measure decode, prefill or the planner"},
     {"eval", RunEval, "measure what routing policies save and cost"},
+    {"plan", RunPlan, "show what a routing policy does to router logits"},
 };
 
 int Usage(FILE* out, int status) {
