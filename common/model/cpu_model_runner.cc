@@ -38,6 +38,7 @@ class CpuModelRunner : public ModelRunner {
         max_logits_(options.max_step_logits),
         max_positions_(MaxPositions(options, spec_)),
         round_bf16_(options.compute_dtype == DType::kBf16),
+        remap_mixed_steps_(options.remap_mixed_steps),
         team_(options.threads > 0 ? options.threads : kernels::UsableCpus()),
         ctx_{.backend = kernels::Backend::kCpu, .isa = kernels::BestIsa(), .team = &team_},
         attention_(spec_, max_rows_, max_positions_, round_bf16_),
@@ -54,6 +55,7 @@ class CpuModelRunner : public ModelRunner {
     final_.resize(static_cast<size_t>(max_logits_) * hidden);
     logits_.resize(static_cast<size_t>(max_logits_) * static_cast<size_t>(spec_.vocab_size));
     stats_.plans.reserve(static_cast<size_t>(spec_.layers));
+    stats_.plan_seconds.reserve(static_cast<size_t>(spec_.layers));
     numeric_class_ = absl::StrCat("cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-",
                                   kNumericsRevision, "/libc-", gnu_get_libc_version(), "/compute-",
                                   std::string(Name(options.compute_dtype)), "/kv-",
@@ -93,6 +95,7 @@ class CpuModelRunner : public ModelRunner {
   const int64_t max_logits_;
   const int64_t max_positions_;
   const bool round_bf16_;
+  const bool remap_mixed_steps_;
   kernels::ThreadTeam team_;
   const kernels::ExecContext ctx_;
   AttentionBlock attention_;
@@ -106,7 +109,7 @@ class CpuModelRunner : public ModelRunner {
   std::vector<kernels::AttentionRow> attention_rows_;
   std::vector<kernels::KvSlot> slots_;
   std::vector<const moe::Policy*> policies_;
-  moe::Phase phase_ = moe::Phase::kDecode;
+  moe::Phase plan_phase_ = moe::Phase::kDecode;
   std::vector<int32_t> wanted_;  // Rows whose logits are wanted.
   std::vector<float> hidden_;    // [max_rows, hidden]: the residual stream, float32.
   std::vector<float> final_;     // [max_logits, hidden]
@@ -169,27 +172,35 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   wanted_.clear();
   stats_.weight_bytes_read = 0;
   stats_.kv_bytes_read = 0;
+  stats_.expert_bytes_read = 0;
+  stats_.expert_bytes_saved = 0;
+  stats_.decode_rows = 0;
+  stats_.prefill_rows = 0;
   stats_.plans.clear();
+  stats_.plan_seconds.clear();
   const int64_t token_bytes = kv_->layout().BlockBytes() / kv::kBlockTokens;
-  bool decode = false;
-  bool prefill = false;
   for (const SequenceRows& sequence : batch) {
-    (sequence.decode ? decode : prefill) = true;
     const auto count = static_cast<int32_t>(sequence.tokens.size());
+    (sequence.decode ? stats_.decode_rows : stats_.prefill_rows) += count;
     for (int32_t i = 0; i < count; ++i) {
       const int32_t position = sequence.start + i;
       if (i >= count - sequence.logits_rows)
         wanted_.push_back(static_cast<int32_t>(tokens_.size()));
       tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
       positions_.push_back(position);
-      policies_.push_back(sequence.policy);
+      policies_.push_back(sequence.decode ? sequence.policy : nullptr);
       attention_rows_.push_back({.blocks = sequence.blocks.data(), .position = position});
       slots_.push_back({.block = sequence.blocks[static_cast<size_t>(position / kv::kBlockTokens)],
                         .offset = position % kv::kBlockTokens});
     }
     stats_.kv_bytes_read += (sequence.start + count) * token_bytes;
   }
-  phase_ = !prefill ? moe::Phase::kDecode : decode ? moe::Phase::kMixed : moe::Phase::kPrefill;
+  stats_.phase = stats_.prefill_rows == 0  ? moe::Phase::kDecode
+                 : stats_.decode_rows == 0 ? moe::Phase::kPrefill
+                                           : moe::Phase::kMixed;
+  // Prompt rows have no policy: in a plan for decode rows they keep their own experts, too.
+  plan_phase_ =
+      remap_mixed_steps_ && stats_.phase == moe::Phase::kMixed ? moe::Phase::kDecode : stats_.phase;
 }
 
 void CpuModelRunner::Embed() {
@@ -258,13 +269,18 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     LYNX_RETURN_IF_ERROR(
         attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
-    LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, phase_, policies_,
-                                           hidden_.data(), ctx_));
+    LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
+                                           policies_, hidden_.data(), ctx_));
     const bool moe = weights.feed_forward.router.data != nullptr;
     const auto active = moe ? static_cast<int64_t>(feed_forward_.plan().active().size()) : 0;
-    stats_.plans.push_back(moe ? feed_forward_.plan().stats() : moe::PlanStats{});
+    const moe::PlanStats plan = moe ? feed_forward_.plan().stats() : moe::PlanStats{};
+    const int64_t expert_bytes = weights.feed_forward.expert_bytes;
+    stats_.plans.push_back(plan);
+    stats_.plan_seconds.push_back(moe ? feed_forward_.plan_seconds() : 0);
+    stats_.expert_bytes_read += active * expert_bytes;
+    stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes;
     stats_.weight_bytes_read += weights.attention.bytes + weights.feed_forward.router_bytes +
-                                (moe ? active : 1) * weights.feed_forward.expert_bytes;
+                                (moe ? active : 1) * expert_bytes;
     if (observer != nullptr && !observer->OnLayerDone(layer)) {
       wanted_.clear();
       return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));

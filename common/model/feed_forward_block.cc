@@ -1,6 +1,7 @@
 #include "common/model/feed_forward_block.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 
 #include "common/base/status_macros.h"
@@ -62,6 +63,7 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                                         .y_stride = spec_.experts},
                                        ctx));
     const auto logits = static_cast<size_t>(rows * spec_.experts);
+    const auto began = std::chrono::steady_clock::now();
     planner_.MakePlan({.logits = std::span<const float>(router_logits_).first(logits),
                        .rows = static_cast<int32_t>(rows),
                        .experts = spec_.experts,
@@ -71,6 +73,7 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                        .phase = phase,
                        .policies = policies},
                       plan_);
+    plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
     args.ids = plan_.ids().data();
     args.weights = plan_.weights().data();
     args.intermediate = spec_.expert_intermediate_size;

@@ -28,6 +28,7 @@ class FeedForwardBlock {
 
   // Of the last MoE layer run.
   const moe::RoutingPlan& plan() const { return plan_; }
+  float plan_seconds() const { return plan_seconds_; }
 
  private:
   const ModelSpec& spec_;  // Outlives this.
@@ -36,6 +37,7 @@ class FeedForwardBlock {
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;
   moe::RoutingPlan plan_;
+  float plan_seconds_ = 0;
   kernels::ExpertFfnWorkspace workspace_;
   // The plan of a dense layer: every row through expert 0 with weight 1.
   std::vector<int32_t> dense_ids_;    // [max_rows]

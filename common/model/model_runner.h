@@ -26,6 +26,9 @@ struct RunnerOptions {
   int32_t max_step_rows = 0;           // > 0: rows of one step; sizes every buffer at load.
   int32_t max_step_logits = 0;         // > 0: logits rows of one step.
   int32_t threads = 0;                 // 0: as many as this process may use.
+  // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
+  // rows and their experts being given. Otherwise such a step is exact.
+  bool remap_mixed_steps = false;
 };
 
 // The rows one sequence contributes to a step: a chunk of its prompt, or one generated token.
@@ -35,7 +38,7 @@ struct SequenceRows {
   std::span<const kv::BlockId> blocks;  // Hold at least start + tokens.size() tokens.
   int32_t logits_rows = 0;              // Logits wanted for this many last rows; 0..tokens.size().
   bool decode = false;                  // Phase: a generated token's row (true) or prompt.
-  // How its rows may be remapped in a step of decode rows only; null: never. Outlives the step.
+  // How its decode row may be remapped; null: never. Outlives the step.
   const moe::Policy* policy = nullptr;
 };
 
@@ -43,7 +46,13 @@ struct SequenceRows {
 struct StepStats {
   int64_t weight_bytes_read = 0;  // Each active expert counted once.
   int64_t kv_bytes_read = 0;
+  int64_t expert_bytes_read = 0;   // Routed experts' part of weight_bytes_read.
+  int64_t expert_bytes_saved = 0;  // What exact plans would have read on top of that.
+  moe::Phase phase = moe::Phase::kDecode;
+  int32_t decode_rows = 0;
+  int32_t prefill_rows = 0;
   std::vector<moe::PlanStats> plans;  // Per layer; all zero for a dense layer.
+  std::vector<float> plan_seconds;    // Per layer: time the planner took.
 };
 
 // Called on the stepping thread as the step proceeds.

@@ -220,6 +220,15 @@ bool ModelSpec::has_moe() const {
   return std::count(feed_forward.begin(), feed_forward.end(), FeedForwardKind::kMoe) > 0;
 }
 
+moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name) {
+  return {.model_type = spec.model_type,
+          .name = name,
+          .experts = spec.has_moe() ? spec.experts : 0,
+          .top_k = spec.experts_per_token,
+          .hidden_size = spec.hidden_size,
+          .scales_input = spec.gate.scales_input};
+}
+
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::filesystem::path& model_dir) {
   const std::filesystem::path path = model_dir / "config.json";
   LYNX_ASSIGN_OR_RETURN(const json document, ReadJsonFile(path, kMaxConfigBytes));

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
 #include "common/moe/gate.h"
+#include "common/moe/presets.h"
 
 namespace lynx::model {
 
@@ -44,6 +46,10 @@ struct ModelSpec {
 
   bool has_moe() const;
 };
+
+// What presets of expert policies are picked by. `name` is the model's or its folder's. The result
+// refers to both arguments.
+moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name);
 
 // Reads config.json (and generation_config.json, if there) of a Hugging Face folder.
 //   NotFound         no config.json.

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 
@@ -61,10 +62,18 @@ std::string NameList() {
   return names;
 }
 
+constexpr char kParameterPayload[] = "lynx.moe/parameter";
+
+absl::Status About(std::string_view key, const std::string& message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kParameterPayload, absl::Cord(Text(key)));
+  return status;
+}
+
 absl::Status Wrong(std::string_view policy, std::string_view key, std::string_view value,
                    std::string_view allowed) {
-  return absl::InvalidArgumentError(absl::StrCat("policy ", Text(policy), ": ", Text(key), " is '",
-                                                 Shown(value), "': must be ", Text(allowed)));
+  return About(key, absl::StrCat("policy ", Text(policy), ": ", Text(key), " is '", Shown(value),
+                                 "': must be ", Text(allowed)));
 }
 
 bool ReadDouble(std::string_view text, double& value) {
@@ -181,14 +190,15 @@ absl::StatusOr<Policy> MakePolicy(std::string_view name,
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [key, value] = parameters[i];
     if (!Takes(known->kind, key)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "policy ", Text(name), " takes no '", Shown(key), "'; it takes ",
-          known->keys.empty() ? "nothing" : Text(known->keys.substr(0, known->keys.size() - 1))));
+      return About(
+          key,
+          absl::StrCat("policy ", Text(name), " takes no '", Shown(key), "'; it takes ",
+                       known->keys.empty() ? "nothing"
+                                           : Text(known->keys.substr(0, known->keys.size() - 1))));
     }
     for (size_t j = 0; j < i; ++j) {
       if (parameters[j].first == key) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("policy ", Text(name), ": ", key, " is given twice"));
+        return About(key, absl::StrCat("policy ", Text(name), ": ", key, " is given twice"));
       }
     }
     LYNX_RETURN_IF_ERROR(SetParameter(name, key, value, policy));
@@ -217,6 +227,11 @@ absl::StatusOr<Policy> ParsePolicy(std::string_view text) {
     rest = comma == std::string_view::npos ? "" : rest.substr(comma + 1);
   }
   return MakePolicy(name, parameters);
+}
+
+std::string ParameterOf(const absl::Status& error) {
+  const auto key = error.GetPayload(kParameterPayload);
+  return key.has_value() ? std::string(*key) : std::string();
 }
 
 std::string ToString(const Policy& policy) {

@@ -65,6 +65,10 @@ absl::StatusOr<Policy> ParsePolicy(std::string_view text);
 absl::StatusOr<Policy> MakePolicy(std::string_view name,
                                   std::span<const std::pair<std::string, std::string>> parameters);
 
+// The parameter that an error of these functions is about, as its key: for who names it otherwise,
+// as a field of a request. Empty: the policy's name, or parameters that do not go together.
+std::string ParameterOf(const absl::Status& error);
+
 // The canonical text: ParsePolicy reads the same policy from it.
 std::string ToString(const Policy& policy);
 

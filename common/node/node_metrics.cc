@@ -53,9 +53,6 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       bad_logits(
           registry.AddCounter("lynx_node_bad_logits_total",
                               "Sequences failed because the model's logits were not finite.")),
-      active_experts(registry.AddHistogram("lynx_moe_active_experts",
-                                           "Distinct routed experts of a layer in a step.",
-                                           telemetry::kExperts, {{"stage", "before"}})),
       states_{State(registry, "loading"), State(registry, "ready"), State(registry, "draining"),
               State(registry, "failed")},
       running_(registry.AddGauge("lynx_node_running_requests", "Sequences in the batch.",

@@ -34,7 +34,6 @@ class NodeMetrics {
   telemetry::Counter output_tokens;
   telemetry::Counter preemptions;
   telemetry::Counter bad_logits;
-  telemetry::Histogram active_experts;
 
  private:
   telemetry::Gauge states_[4];

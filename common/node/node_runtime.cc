@@ -84,7 +84,8 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
 }
 
 absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t step_rows,
-                                                                        int32_t step_logits) {
+                                                                        int32_t step_logits,
+                                                                        bool remap_mixed_steps) {
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config_.model));
   const DType compute = DTypeOf(config_.compute_dtype);
   const DType kv_dtype = config_.kv_dtype == "auto" ? compute : DTypeOf(config_.kv_dtype);
@@ -95,7 +96,8 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                   .kv_blocks = KvBlocks(config_, spec, kv_dtype),
                                                   .max_step_rows = step_rows,
                                                   .max_step_logits = step_logits,
-                                                  .threads = config_.threads}));
+                                                  .threads = config_.threads,
+                                                  .remap_mixed_steps = remap_mixed_steps}));
   for (const std::string& note : spec.notes) telemetry::LogInfo(note);
   max_context_tokens_ = spec.max_positions;
   registry_

@@ -35,10 +35,10 @@ class NodeRuntime {
                                                              const std::string& role);
   ~NodeRuntime();
 
-  // Loads the model and makes the engine; `step_logits` as in EngineOptions. Errors of
-  // ModelRunner::Load.
-  absl::StatusOr<std::unique_ptr<engine::Engine>> LoadEngine(int32_t step_rows,
-                                                             int32_t step_logits);
+  // Loads the model and makes the engine; `step_logits` as in EngineOptions, `remap_mixed_steps` as
+  // in RunnerOptions. Errors of ModelRunner::Load.
+  absl::StatusOr<std::unique_ptr<engine::Engine>> LoadEngine(int32_t step_rows, int32_t step_logits,
+                                                             bool remap_mixed_steps = false);
 
   // The node serves: writes the announcement, answers /readyz with 200.
   absl::Status SetReady(const std::string& control_endpoint);

@@ -33,6 +33,10 @@ inline constexpr double kTransferBytesPerSecond[] = {.1e9, .5e9, 1e9,   5e9,   1
                                                      25e9, 50e9, 100e9, 200e9, 400e9};
 inline constexpr double kExperts[] = {1,  2,  4,   8,   12,  16,  24,  32, 48,
                                       64, 96, 128, 160, 192, 256, 384, 512};
+inline constexpr double kPlanSeconds[] = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5,
+                                          5e-5, 1e-4, 2e-4, 5e-4, 1e-3};
+// Gate mass kept.
+inline constexpr double kMass[] = {.5, .7, .8, .9, .95, .97, .98, .99, .995, .999, 1};
 // Disconnect to last block freed: the contract is 100 ms plus a layer.
 inline constexpr double kReleaseSeconds[] = {.001, .0025, .005, .01, .025, .05, .1,
                                              .15,  .2,    .5,   1,   5,    30};

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,8 @@ struct UpConfig {
   int32_t threads = 0;
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "auto";
+  std::string lynx_policy = "exact";
+  std::vector<std::string> lynx_allow;
   std::string announce;
   absl::Duration start_timeout = absl::Minutes(10);
   absl::Duration stop_timeout = absl::Seconds(60);
@@ -97,11 +100,21 @@ class LocalCluster {
           std::pair<std::string, int32_t>("prefill", config_.prefill)}) {
       for (int32_t i = 0; i < count; ++i) {
         const std::string name = absl::StrCat(role, "-", i);
-        LYNX_RETURN_IF_ERROR(
-            Launch(name, {absl::StrCat(ProgramDirectory(), "/lynx-", role), "--model",
-                          config_.model, "--control", "127.0.0.1:0", "--http", "127.0.0.1:0",
-                          "--threads", absl::StrCat(threads), "--compute-dtype",
-                          config_.compute_dtype, "--kv-dtype", config_.kv_dtype}));
+        std::vector<std::string> argv = {absl::StrCat(ProgramDirectory(), "/lynx-", role),
+                                         "--model",
+                                         config_.model,
+                                         "--control",
+                                         "127.0.0.1:0",
+                                         "--http",
+                                         "127.0.0.1:0",
+                                         "--threads",
+                                         absl::StrCat(threads),
+                                         "--compute-dtype",
+                                         config_.compute_dtype,
+                                         "--kv-dtype",
+                                         config_.kv_dtype};
+        if (role == "decode") argv.insert(argv.end(), {"--lynx-policy", config_.lynx_policy});
+        LYNX_RETURN_IF_ERROR(Launch(name, std::move(argv)));
         names.push_back(name);
       }
     }
@@ -112,10 +125,19 @@ class LocalCluster {
       (name.starts_with("prefill") ? prefill : decode).push_back(announced.control);
       nodes_.push_back({name, announced});
     }
-    LYNX_RETURN_IF_ERROR(Launch(
-        "router", {absl::StrCat(ProgramDirectory(), "/lynx-router"), "--model", config_.model,
-                   "--listen", absl::StrCat(config_.host, ":", config_.port), "--prefill",
-                   absl::StrJoin(prefill, ","), "--decode", absl::StrJoin(decode, ",")}));
+    std::vector<std::string> argv = {absl::StrCat(ProgramDirectory(), "/lynx-router"),
+                                     "--model",
+                                     config_.model,
+                                     "--listen",
+                                     absl::StrCat(config_.host, ":", config_.port),
+                                     "--prefill",
+                                     absl::StrJoin(prefill, ","),
+                                     "--decode",
+                                     absl::StrJoin(decode, ",")};
+    if (!config_.lynx_allow.empty()) {
+      argv.insert(argv.end(), {"--lynx-allow", absl::StrJoin(config_.lynx_allow, ",")});
+    }
+    LYNX_RETURN_IF_ERROR(Launch("router", std::move(argv)));
     LYNX_ASSIGN_OR_RETURN(const Announcement router, AwaitAnnouncement("router"));
     url_ = absl::StrCat("http://", router.http);
     return AwaitReady();
@@ -214,6 +236,10 @@ int RunUp(int argc, const char* const* argv) {
                   "precision of the nodes' arithmetic");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},
                   "precision of the KV cache");
+  flags.AddString("lynx-policy", &config.lynx_policy,
+                  "expert remapping policy of the decode nodes");
+  flags.AddStrings("lynx-allow", &config.lynx_allow,
+                   "policies that requests may ask for, besides exact");
   flags.AddString("announce", &config.announce,
                   "file to write the cluster's addresses to once it is ready");
   flags.AddDuration("start-timeout", &config.start_timeout, {absl::Seconds(1)},

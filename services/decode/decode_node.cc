@@ -12,16 +12,19 @@ namespace lynx::decode {
 
 using node::NodeMetrics;
 
-DecodeNode::DecodeNode(const Options& options, engine::Engine& engine, node::StepExecutor& executor,
-                       EventLoop& loop, rpc::Channel& channel, NodeMetrics& metrics)
+DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, engine::Engine& engine,
+                       node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
+                       NodeMetrics& metrics, node::MoeMetrics& moe_metrics)
     : options_(options),
       engine_(engine),
       executor_(executor),
       loop_(loop),
       metrics_(metrics),
+      moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
-      scheduler_(options.scheduler) {}
+      scheduler_(options.scheduler),
+      policy_(policy) {}
 
 DecodeNode::~DecodeNode() = default;
 
@@ -49,6 +52,8 @@ proto::NodeStatus DecodeNode::Status() {
   status.set_transport(receiver_->engine().TransportName());
   status.set_vocab_size(engine_.options().vocab_size);
   status.set_max_context_tokens(options_.max_context_tokens);
+  status.set_experts(engine_.runner().spec().experts);
+  status.set_experts_per_token(engine_.runner().spec().experts_per_token);
   status.set_kv_blocks_total(engine_.pool().capacity_blocks());
   status.set_kv_blocks_free(
       std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
@@ -176,6 +181,13 @@ void DecodeNode::OnAdopt(Adopted adopted) {
         absl::StrCat("handed off to grow to ", most, " tokens, this node has ",
                      engine_.pool().capacity_blocks(), " KV blocks"));
   }
+  absl::StatusOr<std::optional<moe::Policy>> policy =
+      policy_.Asked(adopted.body.sampling().policy());
+  if (status.ok() && !policy.ok()) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("handed off with policy '", adopted.body.sampling().policy().substr(0, 256),
+                     "': ", std::string(policy.status().message())));
+  }
   if (!status.ok()) {
     SendFailure(adopted.router, id, status, 1);
     UpdateGauges();
@@ -189,6 +201,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   stream.router = adopted.router;
   stream.adopted = loop_.Now();
   stream.sequence = *std::move(sequence);
+  stream.policy = *policy;
   MaybeStep();
 }
 
@@ -270,7 +283,9 @@ void DecodeNode::MaybeStep() {
       metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - stream.adopted));
     }
     step_ids_.push_back(work.id);
-    items_.push_back({stream.sequence.get(), work.rows});
+    items_.push_back({.sequence = stream.sequence.get(),
+                      .tokens = work.rows,
+                      .policy = work.recompute ? nullptr : policy_.Choose(stream.policy)});
   }
   stepping_ = true;
   step_began_ = loop_.Now();
@@ -328,9 +343,7 @@ void DecodeNode::OnStepDone() {
   if (step_status_.ok()) {
     metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows,
                     absl::ToDoubleSeconds(loop_.Now() - step_began_));
-    for (const moe::PlanStats& plan : engine_.runner().stats().plans) {
-      if (plan.experts > 0) metrics_.active_experts.Observe(plan.experts);
-    }
+    last_stats_ = engine_.runner().stats();
   }
   // A sequence's last tokens go out before its last word.
   for (auto& [router, envelope] : batches) control_.Send(router, std::move(envelope));
@@ -339,7 +352,10 @@ void DecodeNode::OnStepDone() {
     scheduler_.Remove(id);
     streams_.erase(id);
   }
+  const bool completed = step_status_.ok();
   MaybeStep();
+  // A series or more per layer: counted while the next step runs.
+  if (completed) moe_metrics_.OnStep(last_stats_);
 }
 
 void DecodeNode::SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,13 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
 #include "common/node/step_executor.h"
 #include "common/proto/control.pb.h"
 #include "services/decode/handoff/kv_receiver.h"
+#include "services/decode/policy/step_policy.h"
 #include "services/decode/scheduler/decode_scheduler.h"
 
 namespace lynx::decode {
@@ -37,8 +40,9 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
 
   // All references outlive the node; the executor's running step must have ended before the node
   // is destroyed, so destroy the executor first.
-  DecodeNode(const Options& options, engine::Engine& engine, node::StepExecutor& executor,
-             EventLoop& loop, rpc::Channel& channel, node::NodeMetrics& metrics);
+  DecodeNode(const Options& options, const StepPolicy& policy, engine::Engine& engine,
+             node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
+             node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics);
   ~DecodeNode() override;
 
   // The calls below and all work happen on the loop. `receiver`, whose handler is this node,
@@ -56,6 +60,7 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   struct Stream {
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
+    std::optional<moe::Policy> policy;  // Asked for by the request.
     absl::Time adopted;
     bool waits = true;  // Has been in no step yet.
     absl::Time cancelled = absl::InfiniteFuture();
@@ -84,9 +89,11 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   node::StepExecutor& executor_;
   EventLoop& loop_;
   node::NodeMetrics& metrics_;
+  node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
   KvReceiver* receiver_ = nullptr;
   DecodeScheduler scheduler_;
+  StepPolicy policy_;
   std::map<SequenceId, Stream> streams_;
   struct Granted {
     Incarnation router;
@@ -102,7 +109,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   std::vector<SequenceId> step_ids_;
   std::vector<engine::WorkItem> items_;
   absl::Time step_began_;
-  absl::Status step_status_;  // Written by the step, read after it.
+  absl::Status step_status_;     // Written by the step, read after it.
+  model::StepStats last_stats_;  // Of the last step, while the next one may be running.
 };
 
 }  // namespace lynx::decode

@@ -8,14 +8,20 @@
 #include "common/base/status_macros.h"
 #include "common/concurrency/event_loop.h"
 #include "common/config/flag_set.h"
+#include "common/model/model_spec.h"
+#include "common/moe/policy.h"
+#include "common/moe/presets.h"
+#include "common/node/moe_metrics.h"
 #include "common/node/node_config.h"
 #include "common/node/node_metrics.h"
 #include "common/node/node_runtime.h"
 #include "common/node/step_executor.h"
 #include "common/node/transfer_identity.h"
 #include "common/rpc/zmq_channel.h"
+#include "common/telemetry/log.h"
 #include "common/transfer/ucx_engine.h"
 #include "services/decode/decode_node.h"
+#include "services/decode/policy/step_policy.h"
 
 namespace lynx::decode {
 namespace {
@@ -25,6 +31,8 @@ struct DecodeConfig {
   int32_t max_batch = 64;
   int32_t max_sequences = 512;
   absl::Duration max_lease = absl::Minutes(10);
+  std::string lynx_policy = "exact";
+  std::string lynx_mixed_steps = "exact";
 };
 
 absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
@@ -32,8 +40,24 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat("--step-rows ", config.node.step_rows,
                                                    " is less than --max-batch ", config.max_batch));
   }
-  LYNX_ASSIGN_OR_RETURN(auto engine, runtime.LoadEngine(config.node.step_rows, config.max_batch));
+  // Before the weights, which take long.
+  LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.node.model));
+  auto policy = StepPolicy::Create(config.lynx_policy, spec, runtime.model_name());
+  if (!policy.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--lynx-policy ", config.lynx_policy, ": ",
+                                                   std::string(policy.status().message())));
+  }
+  LYNX_ASSIGN_OR_RETURN(
+      auto engine,
+      runtime.LoadEngine(config.node.step_rows, config.max_batch,
+                         /*remap_mixed_steps=*/config.lynx_mixed_steps == "piggyback"));
+  telemetry::LogInfo(
+      "expert remapping",
+      {{"policy", moe::ToString(policy->own())},
+       {"mixed_steps", config.lynx_mixed_steps},
+       {"preset", moe::PresetFor(model::FactsOf(spec, runtime.model_name())).source}});
   node::NodeMetrics metrics(runtime.registry(), "decode", runtime.model_name());
+  node::MoeMetrics moe_metrics(runtime.registry(), spec, policy->own());
 
   // In order of destruction, last to first: the loop is stopped by then.
   ThreadEventLoop loop;
@@ -59,7 +83,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                                           .pool_blocks = engine->pool().capacity_blocks()},
                             .max_lease = config.max_lease,
                             .router_timeout = config.node.router_timeout},
-        *engine, executor, loop, *channel, metrics);
+        *policy, *engine, executor, loop, *channel, metrics, moe_metrics);
     receiver = std::make_unique<KvReceiver>(
         node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
         loop, runtime.registry(), *node, KvReceiver::Options{});
@@ -84,6 +108,12 @@ int Main(int argc, const char* const* argv) {
                "sequences granted and running; more are refused as busy");
   flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},
                     "longest life of a grant without a sign of its router");
+  flags.AddString("lynx-policy", &config.lynx_policy,
+                  "how experts are remapped for requests that do not say; name:key=value,... as in "
+                  "lynx:alpha=3,beta=4,floor=1");
+  flags.AddChoice("lynx-mixed-steps", &config.lynx_mixed_steps, {"exact", "piggyback"},
+                  "what a step does that also recomputes tokens: nothing is remapped, or decode "
+                  "rows are, onto what the others load anyway");
   return node::RunNode(flags, argc, argv, config.node, "decode",
                        [&](node::NodeRuntime& runtime) { return Serve(runtime, config); });
 }

@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/concurrency/event_loop.h"
 #include "common/config/flag_set.h"
+#include "common/node/moe_metrics.h"
 #include "common/node/node_config.h"
 #include "common/node/node_metrics.h"
 #include "common/node/node_runtime.h"
@@ -30,6 +31,7 @@ struct PrefillConfig {
 absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   LYNX_ASSIGN_OR_RETURN(auto engine, runtime.LoadEngine(config.node.step_rows, config.step_logits));
   node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name());
+  node::MoeMetrics moe_metrics(runtime.registry(), engine->runner().spec(), moe::Policy{});
 
   // In order of destruction, last to first: the loop is stopped by then.
   ThreadEventLoop loop;
@@ -58,7 +60,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
                                            .max_queued_tokens = config.max_queued_tokens},
                              .max_prefill_time = config.max_prefill_time,
                              .router_timeout = config.node.router_timeout},
-        *engine, *sender, executor, loop, *channel, metrics);
+        *engine, *sender, executor, loop, *channel, metrics, moe_metrics);
     node->Start();
   });
   const absl::Status ready = runtime.SetReady(channel->endpoint());

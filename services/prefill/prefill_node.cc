@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/model/model_spec.h"
 #include "common/node/sampling_wire.h"
 #include "common/telemetry/log.h"
 
@@ -21,13 +22,14 @@ proto::Terminal TerminalOf(proto::Terminal::Kind kind) {
 
 PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
                          node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
-                         node::NodeMetrics& metrics)
+                         node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics)
     : options_(options),
       engine_(engine),
       sender_(sender),
       executor_(executor),
       loop_(loop),
       metrics_(metrics),
+      moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
       scheduler_(options.scheduler) {}
@@ -59,6 +61,8 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_transport(sender_.engine().TransportName());
   status.set_vocab_size(engine_.options().vocab_size);
   status.set_max_context_tokens(options_.max_context_tokens);
+  status.set_experts(engine_.runner().spec().experts);
+  status.set_experts_per_token(engine_.runner().spec().experts_per_token);
   status.set_kv_blocks_total(engine_.pool().capacity_blocks());
   status.set_kv_blocks_free(engine_.pool().free_blocks());
   status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - scheduler_.waiting());
@@ -248,9 +252,7 @@ void PrefillNode::OnStepDone() {
   if (step_status_.ok()) {
     metrics_.OnStep(static_cast<int64_t>(chunks.size()), rows,
                     absl::ToDoubleSeconds(loop_.Now() - step_began_));
-    for (const moe::PlanStats& plan : engine_.runner().stats().plans) {
-      if (plan.experts > 0) metrics_.active_experts.Observe(plan.experts);
-    }
+    moe_metrics_.OnStep(engine_.runner().stats());
   }
   for (const PrefillScheduler::Chunk& chunk : chunks) EraseIfDone(chunk.id);
   MaybeStep();

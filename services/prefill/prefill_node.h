@@ -12,6 +12,7 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
 #include "common/node/step_executor.h"
@@ -41,7 +42,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   // is destroyed, so destroy the executor first.
   PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
               node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
-              node::NodeMetrics& metrics);
+              node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics);
   ~PrefillNode() override;
 
   // The calls below and all work happen on the loop.
@@ -99,6 +100,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   node::StepExecutor& executor_;
   EventLoop& loop_;
   node::NodeMetrics& metrics_;
+  node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
   PrefillScheduler scheduler_;
   std::map<SequenceId, Job> jobs_;

@@ -62,6 +62,9 @@ absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
   RequestLimits& limits = model.limits;
   limits.model_names = config.served_model_names;
   limits.vocab_size = model.info.vocab_size;
+  limits.experts = model.info.experts;
+  limits.experts_per_token = model.info.experts_per_token;
+  limits.policies = config.lynx_allow;
   limits.max_context_tokens =
       config.max_context_tokens == 0
           ? model.info.max_context_tokens
@@ -86,6 +89,8 @@ NodeRegistry::Options RegistryOptions(const RouterConfig& config, const ModelInf
   options.table.gone_after = config.gone_after;
   options.table.model_name = config.served_model_names.front();
   options.table.vocab_size = info.vocab_size;
+  options.table.experts = info.experts;
+  options.table.experts_per_token = info.experts_per_token;
   options.jitter_seed = incarnation;
   return options;
 }

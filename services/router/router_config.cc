@@ -8,14 +8,15 @@
 #include "common/base/json_shape.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
+#include "common/moe/policy.h"
 
 namespace lynx::router {
 namespace {
 
 constexpr size_t kMaxConfigBytes = 4 << 20;
 
-absl::StatusOr<int32_t> PositiveInt(const nlohmann::json& config, const char* key,
-                                    const std::string& file) {
+// The first of `keys` that is there and not null; a null pointer when none is.
+const nlohmann::json* Find(const nlohmann::json& config, std::initializer_list<const char*> keys) {
   // Multimodal wrappers keep the language model's numbers one level down.
   for (const char* scope : {"", "text_config"}) {
     const nlohmann::json* object = &config;
@@ -24,15 +25,54 @@ absl::StatusOr<int32_t> PositiveInt(const nlohmann::json& config, const char* ke
       if (inner == config.end() || !inner->is_object()) continue;
       object = &*inner;
     }
-    auto value = object->find(key);
-    if (value == object->end()) continue;
-    if (!value->is_number_integer() || *value < 1 || *value > INT32_MAX) {
-      return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is ", value->dump(),
-                                                     ", not a positive 32-bit integer"));
+    for (const char* key : keys) {
+      auto value = object->find(key);
+      if (value != object->end() && !value->is_null()) return &*value;
     }
-    return value->get<int32_t>();
   }
-  return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is missing"));
+  return nullptr;
+}
+
+// `value` is that of `key`; null: it is missing.
+absl::StatusOr<int32_t> ToInt(const nlohmann::json* value, const char* key, int32_t min,
+                              const std::string& file) {
+  if (value == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is missing"));
+  }
+  if (!value->is_number_integer() || *value < min || *value > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": \"", key, "\" is ", value->dump(),
+                                                   ", not a ", min > 0 ? "positive " : "",
+                                                   "32-bit integer", min == 0 ? " from 0" : ""));
+  }
+  return value->get<int32_t>();
+}
+
+// `auto` is not for requests: a node's controller has one aim for all of its load.
+bool MayBeAllowed(const std::string& policy) {
+  using Kind = moe::Policy::Kind;
+  for (int kind = 0; kind < static_cast<int>(Kind::kAuto); ++kind) {
+    if (policy == moe::KindName(static_cast<Kind>(kind))) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<int32_t> PositiveInt(const nlohmann::json& config, const char* key,
+                                    const std::string& file) {
+  return ToInt(Find(config, {key}), key, 1, file);
+}
+
+absl::Status ReadExperts(const nlohmann::json& config, const std::string& file, ModelInfo& info) {
+  // As the families spell it. A dense model of such a family has none of them, or 0.
+  const nlohmann::json* experts =
+      Find(config, {"num_experts", "num_local_experts", "n_routed_experts"});
+  if (experts == nullptr) return absl::OkStatus();
+  LYNX_ASSIGN_OR_RETURN(info.experts, ToInt(experts, "num_experts", 0, file));
+  if (info.experts == 0) return absl::OkStatus();
+  LYNX_ASSIGN_OR_RETURN(info.experts_per_token, PositiveInt(config, "num_experts_per_tok", file));
+  if (info.experts_per_token <= info.experts) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(file, ": \"num_experts_per_tok\" is ",
+                                                 info.experts_per_token, " of ", info.experts,
+                                                 " experts"));
 }
 
 }  // namespace
@@ -67,6 +107,9 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                "how often a sequence may start over before its first token");
   flags.AddInt("max-context-tokens", &config.max_context_tokens, {0, 1 << 30},
                "most tokens of prompt and answer together; 0 takes the model's limit");
+  flags.AddStrings("lynx-allow", &config.lynx_allow,
+                   "expert remapping policies that requests may ask for, besides exact, which they "
+                   "always may; what they do not ask is up to the decode nodes");
   flags.AddInt("max-connections", &config.max_connections, {1, 1 << 20},
                "most HTTP connections at a time");
   flags.AddBytes("max-body", &config.max_body_bytes, {1024, int64_t{1} << 32},
@@ -117,6 +160,12 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
     }
     config.served_model_names = {folder.filename().string()};
   }
+  for (const std::string& name : config.lynx_allow) {
+    if (!MayBeAllowed(name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--lynx-allow has '", name, "', which is no policy that a request may have"));
+    }
+  }
   if (config.suspect_after == absl::ZeroDuration()) {
     config.suspect_after = 3 * config.heartbeat_interval;
   }
@@ -161,6 +210,7 @@ absl::StatusOr<ModelInfo> LoadModelInfo(const std::filesystem::path& model_dir) 
   LYNX_ASSIGN_OR_RETURN(info.vocab_size, PositiveInt(config, "vocab_size", file));
   LYNX_ASSIGN_OR_RETURN(info.max_context_tokens,
                         PositiveInt(config, "max_position_embeddings", file));
+  LYNX_RETURN_IF_ERROR(ReadExperts(config, file, info));
   return info;
 }
 

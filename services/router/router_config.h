@@ -26,6 +26,7 @@ struct RouterConfig {
   std::string announce;
   std::string log_level = "info";
   bool print_config = false;
+  std::vector<std::string> lynx_allow;
 
   int32_t max_inflight = 1024;
   int32_t max_queued = 1024;
@@ -68,6 +69,9 @@ absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& flag, const 
 struct ModelInfo {
   int32_t vocab_size = 0;
   int32_t max_context_tokens = 0;
+  // Of a mixture of experts: routed experts of a layer, and how many a token goes through; else 0.
+  int32_t experts = 0;
+  int32_t experts_per_token = 0;
 };
 // Reads config.json of a model folder (its text_config too).
 //   NotFound, InvalidArgument  name the file and what is wrong.

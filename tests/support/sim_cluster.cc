@@ -60,7 +60,8 @@ std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
                                              .kv_blocks = options.kv_blocks,
                                              .max_step_rows = options.step_rows,
                                              .max_step_logits = options.step_rows,
-                                             .threads = 1}));
+                                             .threads = 1,
+                                             .remap_mixed_steps = options.remap_mixed_steps}));
   const int32_t vocab_size = runner->spec().vocab_size;
   return std::make_unique<engine::Engine>(
       std::move(runner), engine::EngineOptions{.vocab_size = vocab_size,
@@ -125,6 +126,10 @@ void SimCluster::Start(const std::string& name) {
   node->engine = LoadEngine(options_);
   node->metrics = std::make_unique<node::NodeMetrics>(
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
+  decode::StepPolicy policy = Ok(decode::StepPolicy::Create(
+      options_.lynx_policy, node->engine->runner().spec(), "lynx-tiny-moe"));
+  node->moe_metrics = std::make_unique<node::MoeMetrics>(
+      node->registry, node->engine->runner().spec(), prefill ? moe::Policy{} : policy.own());
   node->channel =
       Ok(rpc::InProcChannel::Create(network_, {.bind = endpoints_.at(name)}, loop, node->registry));
   if (options_.wrap_channel) {
@@ -147,17 +152,21 @@ void SimCluster::Start(const std::string& name) {
             .model_name = "lynx-tiny-moe",
             .max_context_tokens = runner.spec().max_positions,
             .scheduler = {.step_rows = options_.step_rows, .step_logits = options_.step_rows}},
-        *node->engine, *node->sender, *node->executor, loop, *node->channel, *node->metrics);
+        *node->engine, *node->sender, *node->executor, loop, *node->channel, *node->metrics,
+        *node->moe_metrics);
     node->prefill->Start();
   } else {
     node->decode = std::make_unique<decode::DecodeNode>(
-        decode::DecodeNode::Options{.incarnation = incarnation,
-                                    .model_name = "lynx-tiny-moe",
-                                    .max_context_tokens = runner.spec().max_positions,
-                                    .scheduler = {.max_batch = options_.max_batch,
-                                                  .step_rows = options_.step_rows,
-                                                  .pool_blocks = options_.kv_blocks}},
-        *node->engine, *node->executor, loop, *node->channel, *node->metrics);
+        decode::DecodeNode::Options{
+            .incarnation = incarnation,
+            .model_name = "lynx-tiny-moe",
+            .max_context_tokens = runner.spec().max_positions,
+            .scheduler = {.max_batch = options_.max_batch,
+                          .step_rows = options_.step_rows,
+                          .pool_blocks = options_.kv_blocks},
+        },
+        policy, *node->engine, *node->executor, loop, *node->channel, *node->metrics,
+        *node->moe_metrics);
     node->receiver = std::make_unique<decode::KvReceiver>(
         identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
         decode::KvReceiver::Options{});

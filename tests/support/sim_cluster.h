@@ -11,6 +11,7 @@
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
 #include "common/model/model_runner.h"
+#include "common/node/moe_metrics.h"
 #include "common/node/node_metrics.h"
 #include "common/node/step_executor.h"
 #include "common/rpc/inproc_channel.h"
@@ -78,6 +79,8 @@ class SimCluster {
     int32_t max_batch = 16;
     DType compute_dtype = DType::kBf16;
     std::string model_dir = "models/lynx-tiny-moe";
+    std::string lynx_policy = "exact";  // Of the decode nodes.
+    bool remap_mixed_steps = false;
     // Wraps a node's transfer engine; `name` is "prefill-0", "decode-1", ...
     std::function<std::unique_ptr<transfer::TransferEngine>(
         const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
@@ -121,6 +124,7 @@ class SimCluster {
     std::shared_ptr<MortalLoop> loop;
     std::unique_ptr<engine::Engine> engine;
     std::unique_ptr<node::NodeMetrics> metrics;
+    std::unique_ptr<node::MoeMetrics> moe_metrics;
     std::unique_ptr<rpc::Channel> channel;
     std::unique_ptr<node::InlineStepExecutor> executor;
     std::unique_ptr<prefill::KvSender> sender;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -10,10 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/json_shape.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
+#include "common/moe/policy.h"
+#include "common/moe/presets.h"
 #include "services/router/front/api_error.h"
 
 namespace lynx::router {
@@ -216,19 +220,95 @@ absl::Status RefuseUnserved(const Json& body) {
                         "unsupported_parameter");
     }
   }
+  return absl::OkStatus();
+}
+
+// Parameters of expert policies, with the type of their JSON value.
+enum class ParameterType { kNumber, kInteger, kIntegerOrNone, kBoolean };
+constexpr struct {
+  std::string_view key;
+  ParameterType type;
+} kPolicyParameters[] = {
+    {"alpha", ParameterType::kNumber},        {"beta", ParameterType::kIntegerOrNone},
+    {"floor", ParameterType::kInteger},       {"self_scaled", ParameterType::kBoolean},
+    {"k0", ParameterType::kInteger},          {"M", ParameterType::kInteger},
+    {"fraction", ParameterType::kNumber},     {"coverage", ParameterType::kNumber},
+    {"row_coverage", ParameterType::kNumber}, {"lambda", ParameterType::kNumber},
+};
+
+// The value in the form that moe::MakePolicy reads; `field` names it in errors.
+absl::StatusOr<std::string> PolicyParameterText(std::string_view key, const std::string& field,
+                                                const Json& value) {
+  const auto* const known =
+      std::find_if(std::begin(kPolicyParameters), std::end(kPolicyParameters),
+                   [&](const auto& parameter) { return parameter.key == key; });
+  if (known == std::end(kPolicyParameters)) {
+    return FieldError(field, absl::StrCat("'", field, "' is not known: no policy has it"));
+  }
+  switch (known->type) {
+    case ParameterType::kNumber:
+      if (!value.is_number()) return TypeError(field, "a number", value);
+      break;
+    case ParameterType::kInteger:
+      if (!value.is_number_integer()) return TypeError(field, "an integer", value);
+      break;
+    case ParameterType::kIntegerOrNone:
+      if (value == "none") return std::string("none");
+      if (!value.is_number_integer()) return TypeError(field, "an integer or \"none\"", value);
+      break;
+    case ParameterType::kBoolean:
+      if (!value.is_boolean()) return TypeError(field, "a boolean", value);
+      break;
+  }
+  return value.dump();
+}
+
+// How decode may remap experts for this request: {"policy": name, its parameters}.
+absl::Status ReadLynx(const Json& body, const RequestLimits& limits, ApiRequest& out) {
   const Json* lynx = Find(body, "lynx");
   if (lynx == nullptr) return absl::OkStatus();
   if (!lynx->is_object()) return TypeError("lynx", "an object", *lynx);
+  std::vector<std::pair<std::string, std::string>> parameters;
   for (const auto& [key, value] : lynx->items()) {
-    if (key != "policy") {
-      return FieldError("lynx", "'lynx' has an unknown field; it takes only 'policy'");
-    }
-    if (!value.is_null() && value != "exact") {
-      return FieldError("lynx.policy",
-                        "'lynx.policy' must be \"exact\": no other policy is allowed",
-                        "unsupported_parameter");
-    }
+    if (key == "policy" || value.is_null()) continue;
+    // The key is the client's text: bounded, and cut so that no character is left in halves.
+    const std::string field = absl::StrCat("lynx.", ReplaceInvalidUtf8(key.substr(0, 40)));
+    LYNX_ASSIGN_OR_RETURN(std::string text, PolicyParameterText(key, field, value));
+    parameters.emplace_back(key, std::move(text));
   }
+  const Json* policy_name = Find(*lynx, "policy");
+  if (policy_name == nullptr) {
+    if (parameters.empty()) return absl::OkStatus();
+    return FieldError("lynx.policy", "'lynx.policy' is required next to its parameters");
+  }
+  if (!policy_name->is_string()) return TypeError("lynx.policy", "a string", *policy_name);
+  const std::string& name = policy_name->get_ref<const std::string&>();
+  const auto& allowed = limits.policies;
+  if (name != "exact" && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+    return FieldError(
+        "lynx.policy",
+        absl::StrCat("'lynx.policy' must be exact", allowed.empty() ? "" : " or one of ",
+                     absl::StrJoin(allowed, ", "), ": this server allows no other, but it is '",
+                     ReplaceInvalidUtf8(name.substr(0, 40)), "'"),
+        "unsupported_parameter");
+  }
+  absl::StatusOr<moe::Policy> policy = moe::MakePolicy(name, parameters);
+  absl::Status checked = policy.status();
+  if (checked.ok() && policy->lossy()) {
+    if (limits.experts == 0) {
+      return FieldError("lynx.policy",
+                        "'lynx.policy' must be exact: this model has no experts to remap");
+    }
+    // What is left out is the model's preset, which always fits; the nodes know which it is.
+    const moe::ModelFacts facts{.experts = limits.experts, .top_k = limits.experts_per_token};
+    checked = moe::CheckPolicy(moe::WithPreset(*policy, facts), facts.experts, facts.top_k);
+  }
+  if (!checked.ok()) {
+    const std::string parameter = moe::ParameterOf(checked);
+    const std::string field = parameter.empty() ? "lynx" : absl::StrCat("lynx.", parameter);
+    return FieldError(field, absl::StrCat("'", field, "' was refused: ", checked.message()));
+  }
+  out.sampling.set_policy(moe::ToString(*policy));
   return absl::OkStatus();
 }
 
@@ -538,6 +618,7 @@ absl::Status ReadStreaming(const Json& body, ApiRequest& out) {
 // Everything the two APIs have in common.
 absl::Status ReadCommon(const Json& body, const RequestLimits& limits, ApiRequest& out) {
   LYNX_RETURN_IF_ERROR(RefuseUnserved(body));
+  LYNX_RETURN_IF_ERROR(ReadLynx(body, limits, out));
   LYNX_RETURN_IF_ERROR(ReadBool(body, "echo", out.echo));
   if (out.echo && out.api == Api::kChat) {
     return FieldError("echo", "'echo' is not supported in chat", "unsupported_parameter");

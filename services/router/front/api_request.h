@@ -26,6 +26,9 @@ struct RequestLimits {
   std::vector<std::string> model_names;  // Served; all name the same model.
   int32_t vocab_size = 0;                // Ids [0, vocab_size) exist.
   int32_t max_context_tokens = 0;        // Prompt and answer together.
+  int32_t experts = 0;                   // Routed experts of an MoE layer; 0: the model has none.
+  int32_t experts_per_token = 0;
+  std::vector<std::string> policies;  // Expert policies a request may ask for, besides exact.
 
   float temperature = 1;  // Defaults when the request is silent.
   float top_p = 1;

@@ -237,6 +237,14 @@ std::string NodeTable::Mismatch(const Member& member, const proto::NodeStatus& s
     return absl::StrCat("has a vocabulary of ", status.vocab_size(), ", this router ",
                         options_.vocab_size);
   }
+  // What requests were checked against; a node that does not tell is taken at the router's word.
+  if (options_.experts != 0 && status.experts() != 0 &&
+      (status.experts() != options_.experts ||
+       status.experts_per_token() != options_.experts_per_token)) {
+    return absl::StrCat("routes a token to ", status.experts_per_token(), " of ", status.experts(),
+                        " experts, this router's model to ", options_.experts_per_token, " of ",
+                        options_.experts);
+  }
   return "";
 }
 

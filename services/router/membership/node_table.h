@@ -54,8 +54,10 @@ class NodeTable {
     absl::Duration suspect_after = absl::Milliseconds(1500);  // Since last heard.
     absl::Duration gone_after = absl::Seconds(5);             // Since last heard; > suspect_after.
     // What the router itself was started with; an empty name or a 0 is not compared.
-    std::string model_name;
+    std::string model_name = {};
     int32_t vocab_size = 0;
+    int32_t experts = 0;
+    int32_t experts_per_token = 0;
   };
 
   struct Event {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/config/flag_set.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -68,11 +69,27 @@ TEST(RouterConfigTest, ReadsListenAddresses) {
   }
 }
 
+TEST(RouterConfigTest, TheAllowListNamesPolicies) {
+  RouterConfig config;
+  config.model = "models/lynx-tiny-moe";
+  config.prefill = config.decode = {"a:1"};
+  config.lynx_allow = {"exact", "lynx", "budget"};
+  EXPECT_THAT(CompleteRouterConfig(config), IsOk());
+  for (const char* bad : {"linx", "lynx:alpha=3", "auto", ""}) {
+    config.lynx_allow = {"lynx", bad};
+    EXPECT_THAT(CompleteRouterConfig(config),
+                StatusIs(kInvalid,
+                         AllOf(HasSubstr("--lynx-allow"), HasSubstr(absl::StrCat("'", bad, "'")))));
+  }
+}
+
 TEST(ModelInfoTest, ReadsTheDemoModel) {
   auto info = LoadModelInfo("models/lynx-tiny-moe");
   ASSERT_THAT(info, IsOk());
   EXPECT_EQ(info->vocab_size, 4096);
   EXPECT_EQ(info->max_context_tokens, 2048);
+  EXPECT_EQ(info->experts, 64);
+  EXPECT_EQ(info->experts_per_token, 8);
 }
 
 TEST(ModelInfoTest, NamesFileAndFault) {
@@ -96,6 +113,27 @@ TEST(ModelInfoTest, NamesFileAndFault) {
   auto nested = with(R"({"text_config": {"max_position_embeddings": 5, "vocab_size": 7}})");
   ASSERT_THAT(nested, IsOk());
   EXPECT_EQ(nested->vocab_size, 7);
+  EXPECT_EQ(nested->experts, 0) << "a dense model";
+
+  const auto experts = [&](const std::string& keys) {
+    return with(absl::StrCat(R"({"max_position_embeddings": 5, "vocab_size": 7, )", keys, "}"));
+  };
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    auto info = experts(absl::StrCat("\"", key, "\": 16, \"num_experts_per_tok\": 2"));
+    ASSERT_THAT(info, IsOk()) << key;
+    EXPECT_EQ(info->experts, 16);
+    EXPECT_EQ(info->experts_per_token, 2);
+  }
+  for (const char* dense : {R"("num_experts": 0)", R"("num_experts": null)"}) {
+    auto info = experts(dense);
+    ASSERT_THAT(info, IsOk()) << dense;
+    EXPECT_EQ(info->experts, 0);
+  }
+  EXPECT_THAT(experts(R"("num_experts": 16)"),
+              StatusIs(kInvalid, HasSubstr("num_experts_per_tok")));
+  EXPECT_THAT(experts(R"("num_experts": -1)"), StatusIs(kInvalid, HasSubstr("num_experts")));
+  EXPECT_THAT(experts(R"("num_experts": 4, "num_experts_per_tok": 5)"),
+              StatusIs(kInvalid, HasSubstr("5 of 4")));
 }
 
 }  // namespace

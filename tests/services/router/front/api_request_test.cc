@@ -28,6 +28,9 @@ RequestLimits Limits() {
   limits.vocab_size = kVocab;
   limits.max_context_tokens = 2048;
   limits.end_token_ids = {4095, 4093};
+  limits.experts = 64;
+  limits.experts_per_token = 8;
+  limits.policies = {"lynx", "vote", "budget"};
   return limits;
 }
 
@@ -185,7 +188,7 @@ TEST(ApiRequestTest, WrongTypesAndRangesAreRefusedByFieldName) {
       {"ignore_eos", {"1", "\"x\""}},
       {"min_tokens", {"-1", "1.5", "99999999999"}},
       {"stop_token_ids", {"5", "[\"1\"]", "{}", "[null]"}},
-      {"lynx", {"5", "{\"other\":1}"}},
+      {"lynx", {"5", "[]", "true"}},
   };
   for (const auto& [field, values] : kCases) {
     for (const char* value : values) {
@@ -299,7 +302,6 @@ TEST(ApiRequestTest, KnownFieldsThatAreNotServedAreRefusedByName) {
       EXPECT_EQ(error.code, "unsupported_parameter");
     }
   }
-  EXPECT_EQ(CompletionRefusal(R"("lynx":{"policy":"lynx"})").param, "lynx.policy");
   EXPECT_EQ(CompletionRefusal(R"("n":2,"best_of":1)").param, "best_of");
   EXPECT_EQ(ChatRefusal(R"("echo":true)").param, "echo");
 }
@@ -314,6 +316,103 @@ TEST(ApiRequestTest, FieldsThatAskForWhatHappensAnywayAreTaken) {
     EXPECT_THAT(ParseCompletionRequest(Completion(fields), Limits()), IsOk()) << fields;
     EXPECT_THAT(ParseChatRequest(Chat(fields), Limits()), IsOk()) << fields;
   }
+}
+
+TEST(ApiRequestTest, APolicyTravelsInItsCanonicalForm) {
+  for (const auto& [fields, policy] : std::vector<std::pair<std::string, std::string>>{
+           {"", ""},
+           {R"("lynx":null)", ""},
+           {R"("lynx":{})", ""},
+           {R"("lynx":{"policy":null,"alpha":null})", ""},
+           {R"("lynx":{"policy":"exact"})", "exact"},
+           {R"("lynx":{"policy":"lynx"})", "lynx"},
+           {R"("lynx":{"policy":"lynx","beta":4,"alpha":3.0,"floor":1})",
+            "lynx:alpha=3,beta=4,floor=1"},
+           {R"("lynx":{"policy":"lynx","alpha":1e-1,"beta":"none","self_scaled":true})",
+            "lynx:alpha=0.1,beta=none,floor=0,self_scaled=true"},
+           {R"("lynx":{"policy":"lynx","alpha":2,"beta":null})", "lynx:alpha=2,floor=0"},
+           {R"("lynx":{"policy":"vote","M":20})", "vote:M=20,floor=0"},
+           {R"("lynx":{"policy":"budget","fraction":0.5,"floor":8})",
+            "budget:fraction=0.5,floor=8"}}) {
+    const auto completion = ParseCompletionRequest(Completion(fields), Limits());
+    ASSERT_THAT(completion, IsOk()) << fields;
+    EXPECT_EQ(completion->sampling.policy(), policy) << fields;
+    const auto chat = ParseChatRequest(Chat(fields), Limits());
+    ASSERT_THAT(chat, IsOk()) << fields;
+    EXPECT_EQ(chat->sampling.policy(), policy) << fields;
+  }
+}
+
+TEST(ApiRequestTest, ABadPolicyIsRefusedByItsField) {
+  for (const auto& [lynx, param, message] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {R"("exact")", "lynx", "an object"},
+           {R"({"policy":5})", "lynx.policy", "a string"},
+           {R"({"alpha":3})", "lynx.policy", "required"},
+           {R"({"policy":"linx"})", "lynx.policy", "one of lynx, vote, budget"},
+           {R"({"policy":"oea","k0":4})", "lynx.policy", "'oea'"},
+           {R"({"policy":"auto"})", "lynx.policy", "'auto'"},
+           {R"({"policy":""})", "lynx.policy", "''"},
+           {R"({"other":1})", "lynx.other", "not known"},
+           {R"({"policy":"lynx","gamma":1})", "lynx.gamma", "not known"},
+           {R"({"policy":"lynx","gamma":[1]})", "lynx.gamma", "not known"},
+           {R"({"policy":"lynx","k0":4})", "lynx.k0", "takes no 'k0'"},
+           {R"({"policy":"exact","alpha":3})", "lynx.alpha", "takes no 'alpha'"},
+           {R"({"policy":"lynx","alpha":"3"})", "lynx.alpha", "a number"},
+           {R"({"policy":"lynx","alpha":[3]})", "lynx.alpha", "a number"},
+           {R"({"policy":"lynx","alpha":0})", "lynx.alpha", "above 0"},
+           {R"({"policy":"lynx","alpha":-1})", "lynx.alpha", "above 0"},
+           {R"({"policy":"lynx","alpha":1e300})", "lynx.alpha", "at most"},
+           {R"({"policy":"lynx","beta":1.5})", "lynx.beta", "an integer"},
+           {R"({"policy":"lynx","beta":-1})", "lynx.beta", "at least 0"},
+           {R"({"policy":"lynx","beta":"all"})", "lynx.beta", "none"},
+           {R"({"policy":"lynx","beta":99999999999999999999})", "lynx.beta", "an integer"},
+           {R"({"policy":"lynx","floor":true})", "lynx.floor", "an integer"},
+           {R"({"policy":"lynx","self_scaled":1})", "lynx.self_scaled", "a boolean"},
+           // These need the model's N and k.
+           {R"({"policy":"lynx","floor":9})", "lynx.floor", "[0, 8]"},
+           {R"({"policy":"vote","M":7})", "lynx.M", "[8, 64]"},
+           {R"({"policy":"vote","M":65})", "lynx.M", "[8, 64]"},
+           {R"({"policy":"budget","fraction":1.01})", "lynx.fraction", "at most 1"},
+           // These are about more than one.
+           {R"({"policy":"vote"})", "lynx", "needs M"},
+           {R"({"policy":"budget","M":9,"fraction":0.5})", "lynx", "not both"}}) {
+    SCOPED_TRACE(lynx);
+    for (const ApiError& error : {CompletionRefusal(absl::StrCat("\"lynx\":", lynx)),
+                                  ChatRefusal(absl::StrCat("\"lynx\":", lynx))}) {
+      EXPECT_EQ(error.http_status, 400);
+      EXPECT_EQ(error.param, param);
+      EXPECT_THAT(error.message, HasSubstr(message));
+    }
+  }
+}
+
+TEST(ApiRequestTest, OnlyExactIsAllowedUnlessTheOperatorSaysMore) {
+  RequestLimits limits = Limits();
+  limits.policies.clear();
+  EXPECT_THAT(ParseCompletionRequest(Completion(R"("lynx":{"policy":"exact"})"), limits), IsOk());
+  const ApiError error =
+      Refusal(ParseCompletionRequest(Completion(R"("lynx":{"policy":"lynx"})"), limits));
+  EXPECT_EQ(error.param, "lynx.policy");
+  EXPECT_EQ(error.code, "unsupported_parameter");
+}
+
+TEST(ApiRequestTest, ADenseModelIsExact) {
+  RequestLimits limits = Limits();
+  limits.experts = limits.experts_per_token = 0;
+  EXPECT_THAT(ParseChatRequest(Chat(R"("lynx":{"policy":"exact"})"), limits), IsOk());
+  const ApiError error = Refusal(ParseChatRequest(Chat(R"("lynx":{"policy":"lynx"})"), limits));
+  EXPECT_EQ(error.param, "lynx.policy");
+  EXPECT_THAT(error.message, HasSubstr("no experts"));
+}
+
+TEST(ApiRequestTest, TheClientsTextInAPolicyIsBounded) {
+  const std::string wide(10'000, 'x');
+  EXPECT_LT(CompletionRefusal(absl::StrCat(R"("lynx":{"policy":")", wide, "\"}")).message.size(),
+            300u);
+  const ApiError key =
+      CompletionRefusal(absl::StrCat(R"("lynx":{"policy":"lynx",")", wide, "\":1}"));
+  EXPECT_LT(key.message.size() + key.param.size(), 300u);
 }
 
 TEST(ApiRequestTest, AnUnknownModelIsNotFound) {

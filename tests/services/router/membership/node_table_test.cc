@@ -99,6 +99,23 @@ TEST_F(NodeTableTest, RefusalsNameBothValues) {
   EXPECT_EQ(table_.FindEndpoint("d:1")->state, MemberState::kReady);
 }
 
+TEST_F(NodeTableTest, ANodeWithOtherExpertsIsRefused) {
+  NodeTable table({.model_name = "m", .experts = 64, .experts_per_token = 8});
+  table.Add("d:1", proto::ROLE_DECODE);
+  std::vector<Event> events;
+  proto::NodeStatus status = Status(proto::ROLE_DECODE);
+  table.OnStatus("d:1", 22, status, clock_.Now(), events);
+  EXPECT_EQ(table.FindEndpoint("d:1")->state, MemberState::kReady) << "it does not tell";
+  status.set_experts(64);
+  status.set_experts_per_token(8);
+  table.OnStatus("d:1", 22, status, clock_.Now(), events);
+  EXPECT_EQ(table.FindEndpoint("d:1")->state, MemberState::kReady);
+  status.set_experts_per_token(4);
+  table.OnStatus("d:1", 22, status, clock_.Now(), events);
+  EXPECT_EQ(table.FindEndpoint("d:1")->state, MemberState::kRefused);
+  EXPECT_THAT(table.FindEndpoint("d:1")->detail, AllOf(HasSubstr("4 of 64"), HasSubstr("8 of 64")));
+}
+
 TEST_F(NodeTableTest, SilenceMakesSuspectThenGone) {
   Hear("d:1", 22, Status(proto::ROLE_DECODE));
   const NodeId id = table_.FindEndpoint("d:1")->id;
