@@ -209,14 +209,15 @@ int RunPlan(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   for (Parameter& parameter : config.parameters) {
     flags.AddString(parameter.flag, &parameter.value, parameter.help);
   }
-  flags.AddInt("k", &config.top_k, {0, kMaxExperts}, "Experts of a row");
+  flags.AddInt("k", &config.top_k, {0, kMaxExperts}, "Experts of a row (required)");
   flags.AddChoice("gate", &config.gate, {"renorm", "keep-mass"},
                   "Weights: summing to 1, or to what the row's own experts have");
   flags.AddChoice("phase", &config.phase, {"decode", "prefill"}, "What the step computes");
   flags.AddStrings("valid", &config.valid, "1 or 0 for each row; 0: a padding row");
   flags.AddStrings("opt-out", &config.opt_out,
                    "1 or 0 for each row; 1: the row keeps its own experts, and votes");
-  flags.AddString("logits", &config.logits, "NumPy file of logits [rows, experts], float32");
+  flags.AddString("logits", &config.logits,
+                  "NumPy file of logits [rows, experts], float32 (required)");
 
   const absl::StatusOr<config::ParseOutcome> parsed = flags.Parse(argc, argv);
   if (parsed.ok() && *parsed == config::ParseOutcome::kPrinted) return 0;

@@ -25,10 +25,10 @@ def test_every_metric_is_on_the_page_and_the_other_way_round(cluster):
 
 def test_every_option_is_on_the_page_and_the_other_way_round():
     page = (ROOT / "docs/configuration.md").read_text()
-    for program in ("lynx-router", "lynx-prefill", "lynx-decode", "lynx up", "lynx chat"):
+    for program in ("lynx-router", "lynx-prefill", "lynx-decode", "lynx up", "lynx chat", "lynx plan"):
         section = page.split(f"\n## {program}\n")[1].split("\n## ")[0]
-        listed = set(re.findall(r"^\| `([a-z-]+)` \|", section, re.M))
+        listed = set(re.findall(r"^\| `([A-Za-z0-9-]+)` \|", section, re.M))
         words = program.split()
         shown = subprocess.run([str(BIN / words[0]), *words[1:], "--help"], capture_output=True, text=True, check=True)
-        flags = set(re.findall(r"^  (?:-h,)?--([a-z-]+)", shown.stdout, re.M)) - {"help", "version", "config"}
+        flags = set(re.findall(r"^  (?:-h,)?--([A-Za-z0-9-]+)", shown.stdout, re.M)) - {"help", "version", "config"}
         assert flags == listed, program

@@ -26,7 +26,7 @@ RouterInput InputOf(const Batch& batch, std::span<const Policy* const> policies)
           .phase = batch.phase,
           .policies = policies,
           .valid = batch.valid,
-          .remap_mixed = false,
+          .remap_mixed = batch.remap_mixed,
           .expert_cost = batch.expert_cost};
 }
 

@@ -24,6 +24,7 @@ struct Batch {
   std::vector<float> expert_cost;  // [experts] or empty
   Gate gate = {};
   Phase phase = Phase::kDecode;
+  bool remap_mixed = false;
 
   static Batch Of(const std::vector<std::vector<float>>& rows, int32_t top_k);
 
