@@ -2,6 +2,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -144,6 +145,94 @@ TEST(ClusterTest, PreemptionChangesNoToken) {
   EXPECT_THAT(metrics,
               Not(HasSubstr("lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"} 0\n")))
       << "the pool is small enough that this test must preempt";
+}
+
+// The sum of the series of a metrics page whose lines begin with `prefix`.
+double Sum(const std::string& page, const std::string& prefix) {
+  double sum = 0;
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(prefix)) sum += std::stod(line.substr(line.rfind(' ')));
+  }
+  return sum;
+}
+
+// Every third request asks to be exact, in batches that are otherwise remapped without mercy.
+// Returns the metrics page of the decode node.
+std::string ExpectExactAmongRemapped(const SimCluster::Options& options, std::vector<Ask> asks) {
+  const auto want = Alone(options, asks);
+  SimCluster cluster(options);
+  std::vector<std::unique_ptr<RecordingSink>> sinks;
+  size_t others_changed = 0;
+  for (size_t i = 0; i < asks.size(); ++i) {
+    sinks.push_back(std::make_unique<RecordingSink>());
+    if (i % 3 == 0) asks[i].sampling.set_policy("exact");
+    if (i % 3 == 1) asks[i].sampling.set_policy("vote:M=9,floor=0");
+    cluster.Submit(asks[i].prompt, asks[i].sampling, *sinks.back());
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] {
+    return std::all_of(sinks.begin(), sinks.end(), [](const auto& sink) { return sink->ended; });
+  }));
+  for (size_t i = 0; i < asks.size(); ++i) {
+    EXPECT_TRUE(sinks[i]->end.status.ok()) << i << ": " << sinks[i]->end.status;
+    if (i % 3 == 0) {
+      EXPECT_THAT(Serialized(sinks[i]->tokens), ElementsAreArray(Serialized(want[i])))
+          << "request " << i;
+    } else if (Serialized(sinks[i]->tokens) != Serialized(want[i])) {
+      ++others_changed;
+    }
+  }
+  EXPECT_GT(others_changed, 0u) << "nothing was remapped, so this test shows nothing";
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+  const std::string page = cluster.Metrics("decode-0");
+  EXPECT_GT(Sum(page, "lynx_moe_remapped_assignments_total{phase=\"decode\"}"), 0);
+  EXPECT_GT(Sum(page, "lynx_moe_expert_weight_saved_bytes_total"), 0);
+  EXPECT_EQ(Sum(cluster.Metrics("prefill-0"), "lynx_moe_remapped_assignments_total"), 0);
+  return page;
+}
+
+constexpr char kHarsh[] = "lynx:alpha=1,beta=1,floor=0";
+
+TEST(ClusterTest, ExactRequestsAmongRemappedOnesGetTheTokensOfOneProcessAlone) {
+  ExpectExactAmongRemapped({.lynx_policy = kHarsh},
+                           MixedAsks(testing::ForTestSize(9, 32, 200), /*seed=*/20240229));
+}
+
+// A preempted exact request recomputes its KV in chunks, beside decode rows that are remapped in
+// the one case and not in the other.
+TEST(ClusterTest, PreemptionAmongRemappedRequestsChangesNoTokenOfExactOnes) {
+  for (const bool remap_mixed_steps : {false, true}) {
+    SCOPED_TRACE(remap_mixed_steps ? "mixed steps remapped" : "mixed steps exact");
+    const std::string page = ExpectExactAmongRemapped(
+        {.kv_blocks = 12,
+         .step_rows = 32,
+         .max_batch = 16,
+         .lynx_policy = kHarsh,
+         .remap_mixed_steps = remap_mixed_steps},
+        MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24,
+                  /*max_new=*/120));
+    EXPECT_GT(Sum(page, "lynx_node_preemptions_total{"), 0);
+    const double mixed = Sum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
+    EXPECT_EQ(mixed > 0, remap_mixed_steps);
+  }
+}
+
+TEST(ClusterTest, APolicyThatTheNodeCannotReadFailsItsOwnSequenceOnly) {
+  SimCluster cluster({.lynx_policy = kHarsh});
+  for (const char* policy : {"made_up", "lynx:alpha=-1", "lynx:floor=9", "auto"}) {
+    RecordingSink bad;
+    RecordingSink good;
+    auto sampling = PlainSampling(20);
+    cluster.Submit({1, 2, 3}, sampling, good);
+    sampling.set_policy(policy);
+    cluster.Submit({1, 2, 3}, sampling, bad);
+    EXPECT_TRUE(cluster.RunUntil([&] { return good.ended && bad.ended; }, absl::Seconds(20)));
+    EXPECT_TRUE(good.end.status.ok()) << good.end.status;
+    EXPECT_EQ(good.tokens.size(), 20u);
+    EXPECT_FALSE(bad.end.status.ok());
+    EXPECT_THAT(std::string(bad.end.status.message()), HasSubstr(policy));
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
 }
 
 TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
