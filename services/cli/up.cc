@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,11 +21,11 @@
 #include "common/base/announcement.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "common/base/ids.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/http/client.h"
 #include "services/cli/child_process.h"
+#include "services/cli/scratch_directory.h"
 
 namespace lynx::cli {
 namespace {
@@ -66,23 +67,6 @@ class StopSignals {
   sigset_t set_;
 };
 
-class ScratchDirectory {
- public:
-  ScratchDirectory()
-      : path_(std::filesystem::temp_directory_path() /
-              absl::StrCat("lynx-up-", HexId(RandomId()))) {
-    std::filesystem::create_directories(path_);
-  }
-  ~ScratchDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::filesystem::path path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 class LocalCluster {
  public:
   explicit LocalCluster(const UpConfig& config)
@@ -90,6 +74,14 @@ class LocalCluster {
 
   // Cancelled: a signal came first.
   absl::Status Start() {
+    std::error_code error;
+    const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("no folder for temporary files: ", error.message(), " (TMPDIR)"));
+    }
+    LYNX_ASSIGN_OR_RETURN(auto scratch, ScratchDirectory::Create(temporary, "lynx-up"));
+    scratch_.emplace(std::move(scratch));
     const int32_t cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
     const int32_t threads = config_.threads > 0
                                 ? config_.threads
@@ -175,7 +167,7 @@ class LocalCluster {
   }
 
   std::string AnnouncementPath(const std::string& name) const {
-    return (scratch_.path() / name).string();
+    return (scratch_->path() / name).string();
   }
 
   // Waits a little; an error when waiting further makes no sense.
@@ -211,7 +203,7 @@ class LocalCluster {
   const UpConfig& config_;
   const absl::Time deadline_;
   StopSignals signals_;
-  ScratchDirectory scratch_;
+  std::optional<ScratchDirectory> scratch_;  // Of the announcements.
   std::vector<ChildProcess> children_;
   std::vector<std::pair<std::string, Announcement>> nodes_;
   std::string url_;

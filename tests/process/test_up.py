@@ -52,6 +52,17 @@ def test_a_clean_stop_warns_of_nothing(tmp_path, number):
     assert not list(up.scratch.iterdir())
 
 
+def test_a_killed_cluster_leaves_nothing_for_long(tmp_path):
+    first = Up(tmp_path)
+    first.end(signal.SIGKILL)
+    wait_for(lambda: "drained" in first.log(), 20, "end of the nodes")  # Their owner's death ends them.
+    assert len(list(first.scratch.iterdir())) == 1
+    second, third = Up(tmp_path), Up(tmp_path)
+    assert len(list(first.scratch.iterdir())) == 2, "those of the two that run"
+    assert second.end(signal.SIGTERM) == 0 and third.end(signal.SIGTERM) == 0
+    assert not list(first.scratch.iterdir())
+
+
 def test_chat_and_up_do_not_share_a_variable_of_two_meanings(tmp_path):
     up = Up(tmp_path)
     environment = {**os.environ, "LYNX_MODEL": str(MODEL), "LYNX_URL": up.url}
