@@ -60,6 +60,8 @@ absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
     return chat_template.status();
   }
   RequestLimits& limits = model.limits;
+  // More than the queue can ever take at once: waiting would not help.
+  limits.max_choices = std::min(limits.max_choices, config.max_inflight + config.max_queued);
   limits.model_names = config.served_model_names;
   limits.vocab_size = model.info.vocab_size;
   limits.experts = model.info.experts;

@@ -193,3 +193,13 @@ def test_overload_is_refused_at_once_and_passes():
         assert [answer for answer, _ in answers if answer[0] != 429] == [want] * (40 - len(refused))
         cluster.wait_idle()
         assert ask(cluster, ("/v1/completions", body)) == want
+
+
+def test_more_choices_than_the_queue_can_ever_take_are_the_requests_fault():
+    with running_cluster(router_flags=("--max-inflight", "2", "--max-queued", "1")) as cluster:
+        body = {"model": NAME, "prompt": "import os", "max_tokens": 4}
+        for fields, param in (({"n": 4}, "n"), ({"prompt": ["a"] * 4}, "prompt"), ({"prompt": ["a"] * 2, "n": 2}, "prompt")):
+            status, answer = cluster.post("/v1/completions", {**body, **fields})
+            assert status == 400 and answer["error"]["param"] == param and "3" in answer["error"]["message"], answer
+        status, answer = cluster.post("/v1/completions", {**body, "n": 3})
+        assert status == 200 and len(answer["choices"]) == 3

@@ -37,7 +37,7 @@ struct RequestLimits {
   float repetition_penalty = 1;
   std::vector<TokenId> end_token_ids;  // Union over the model's files.
 
-  int max_choices = 128;             // `n`, and also prompts * n: one sequence each.
+  int max_choices = 128;             // `n`, and also prompts * n: one sequence each. > 0
   int max_logprobs = 20;             // Alternatives a token may list.
   int max_stop_strings = 16;         // OpenAI allows 4; other servers and their clients more.
   int max_stop_string_bytes = 1024;  // Bounds the text that is held back while streaming.
