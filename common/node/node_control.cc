@@ -1,5 +1,6 @@
 #include "common/node/node_control.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,14 @@ namespace lynx::node {
 
 using telemetry::LogInfo;
 using telemetry::LogWarning;
+
+size_t MaxControlMessageBytes(int32_t max_context_tokens, int32_t vocab_size) {
+  constexpr size_t kTokenBytes = 5;  // A varint of 31 bits.
+  constexpr size_t kBiasBytes = 13;  // Tag and length; tag and id; tag and float.
+  constexpr size_t kTheRest = 64 << 10;
+  return kTheRest + kTokenBytes * static_cast<size_t>(max_context_tokens) +
+         kBiasBytes * static_cast<size_t>(vocab_size);
+}
 
 NodeControl::NodeControl(const Options& options, EventLoop& loop, rpc::Channel& channel,
                          Delegate& delegate)
@@ -25,6 +34,16 @@ void NodeControl::Start() {
 }
 
 void NodeControl::CheckRouters() {
+  // Checks far apart: this process did not run, and what routers said meanwhile is still to be
+  // read.
+  const absl::Duration since = loop_.Now() - last_check_;
+  const bool slept = since > options_.router_timeout / 2;
+  last_check_ = loop_.Now();
+  if (slept) {
+    for (auto& [incarnation, router] : routers_) {
+      router.last_heard = std::min(loop_.Now(), router.last_heard + since);
+    }
+  }
   std::vector<Incarnation> lost;
   for (const auto& [incarnation, router] : routers_) {
     if (loop_.Now() - router.last_heard >= options_.router_timeout) lost.push_back(incarnation);

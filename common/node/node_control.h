@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -11,6 +12,10 @@
 #include "common/rpc/channel.h"
 
 namespace lynx::node {
+
+// Most bytes of a control message to a node: those of the largest prompt with the largest sampling
+// parameters. Larger ones are not worth parsing; a flood of tiny entries would hold up heartbeats.
+size_t MaxControlMessageBytes(int32_t max_context_tokens, int32_t vocab_size);
 
 // A node's end of the control plane: knows the routers by their heartbeats, answers these with the
 // node's status, hands requests to the role's own logic and notices when a router is gone.
@@ -77,7 +82,8 @@ class NodeControl final : public rpc::Channel::Handler {
   rpc::Channel& channel_;
   Delegate& delegate_;
   std::map<Incarnation, Router> routers_;
-  int64_t refused_pings_ = 0;  // Since the last check.
+  int64_t refused_pings_ = 0;                       // Since the last check.
+  absl::Time last_check_ = absl::InfiniteFuture();  // Future: none yet.
   TimerId check_timer_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "common/config/flag_set.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_config.h"
+#include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
 #include "common/node/node_runtime.h"
 #include "common/node/step_executor.h"
@@ -36,8 +37,12 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   // In order of destruction, last to first: the loop is stopped by then.
   ThreadEventLoop loop;
   runtime.health().WatchLoop("loop", loop, absl::Seconds(30));
-  LYNX_ASSIGN_OR_RETURN(auto channel, rpc::ZmqChannel::Create({.bind = config.node.control}, loop,
-                                                              runtime.registry()));
+  LYNX_ASSIGN_OR_RETURN(
+      auto channel,
+      rpc::ZmqChannel::Create({.bind = config.node.control,
+                               .max_message_bytes = node::MaxControlMessageBytes(
+                                   runtime.max_context_tokens(), engine->options().vocab_size)},
+                              loop, runtime.registry()));
   LYNX_ASSIGN_OR_RETURN(
       auto transfer,
       transfer::UcxEngine::Create(

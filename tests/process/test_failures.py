@@ -168,6 +168,20 @@ def test_answers_go_on_while_one_of_each_role_remains():
         assert good == 10
 
 
+def test_a_router_that_was_frozen_takes_no_node_for_gone():
+    with running_cluster() as cluster:  # Nodes are gone after two seconds of silence.
+        def freeze(count):
+            if count == 3:
+                cluster.router.signal(signal.SIGSTOP)
+                time.sleep(3)
+                cluster.router.signal(signal.SIGCONT)
+
+        events, ended = events_of(cluster, completion(max_tokens=400, ignore_eos=True, stream=True), freeze)
+        assert ended and events[-1] == "[DONE]"
+        assert cluster.router.metric("lynx_router_nodes_gone_total") == 0
+        assert cluster.post("/v1/completions", completion())[0] == 200
+
+
 def test_readiness_follows_the_nodes():
     with running_cluster() as cluster:
         cluster.nodes["prefill-0"].kill()

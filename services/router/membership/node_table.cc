@@ -132,8 +132,12 @@ void NodeTable::OnLost(NodeId id, std::string detail, std::vector<Event>& events
 }
 
 void NodeTable::Tick(absl::Time now, std::vector<Event>& events) {
+  const absl::Duration since = now - last_tick_;
+  const absl::Duration slept = since > options_.suspect_after ? since : absl::ZeroDuration();
+  last_tick_ = now;
   for (auto& [endpoint, member] : members_) {
     if (member.id == 0) continue;
+    member.last_heard = std::min(now, member.last_heard + slept);
     const absl::Duration silence = now - member.last_heard;
     if (silence >= options_.gone_after) {
       Leave(member, absl::StrCat("has not answered for ", absl::FormatDuration(silence)), events);

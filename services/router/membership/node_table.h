@@ -91,7 +91,9 @@ class NodeTable {
   // The node is given up before its heartbeats say so (its queue is full, for example).
   void OnLost(NodeId id, std::string detail, std::vector<Event>& events);
 
-  // Applies the timeouts. Call at least once per heartbeat interval.
+  // Applies the timeouts. Call at least once per heartbeat interval: where more than suspect_after
+  // lies between two calls, this process did not run, and what the nodes said meanwhile is still to
+  // be read. That time counts as nobody's silence.
   void Tick(absl::Time now, std::vector<Event>& events);
 
   const std::map<std::string, Member>& members() const { return members_; }
@@ -116,6 +118,7 @@ class NodeTable {
   // Incarnations that were replaced at an endpoint: a late word of theirs must not bring them back.
   std::map<std::string, std::deque<Incarnation>> replaced_;
   NodeId next_id_ = 1;
+  absl::Time last_tick_ = absl::InfiniteFuture();  // Future: none yet.
 };
 
 }  // namespace lynx::router

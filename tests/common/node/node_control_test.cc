@@ -1,8 +1,10 @@
 #include "common/node/node_control.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "common/engine/sampling_params.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -124,6 +126,46 @@ TEST_F(NodeControlTest, ASilentRouterIsLostOnceAndASpeakingOneIsNot) {
   EXPECT_THAT(delegate_.lost, ElementsAre(1));
   EXPECT_THAT(channel_.disconnected, ElementsAre(9));
   EXPECT_EQ(control_.routers(), 1);
+}
+
+// A node that was frozen has not heard what its routers said meanwhile.
+TEST_F(NodeControlTest, TheNodesOwnSleepIsNoRoutersSilence) {
+  channel_.Deliver(9, Ping(1));
+  channel_.Deliver(10, Ping(2));
+  loop_.Advance(absl::Seconds(1));
+  clock_.Advance(absl::Minutes(1));
+  loop_.RunDue();
+  EXPECT_THAT(delegate_.lost, IsEmpty());
+  channel_.Deliver(10, Ping(2));  // Was waiting to be read.
+  loop_.Advance(absl::Seconds(3));
+  EXPECT_THAT(delegate_.lost, ElementsAre(1));
+}
+
+TEST(MaxControlMessageBytesTest, TakesTheLargestLegalRequestAndNotMuchMore) {
+  constexpr int32_t kContext = 40960;
+  constexpr int32_t kVocabulary = 151936;
+  proto::Envelope envelope;
+  envelope.set_version(UINT32_MAX);
+  envelope.set_sender(UINT64_MAX);
+  envelope.set_receiver(UINT64_MAX);
+  envelope.set_membership(UINT64_MAX);
+  proto::Prefill& prefill = *envelope.mutable_prefill();
+  prefill.set_sequence(UINT64_MAX);
+  prefill.set_deadline_ms(UINT32_MAX);
+  for (int32_t i = 0; i < kContext; ++i) prefill.add_tokens(kVocabulary - 1);
+  proto::SamplingParams& sampling = *prefill.mutable_sampling();
+  for (int32_t i = 0; i < kVocabulary; ++i) {
+    proto::LogitBias& bias = *sampling.add_logit_bias();
+    bias.set_token(i);
+    bias.set_bias(1);
+  }
+  for (int32_t i = 0; i < 1024; ++i) sampling.add_stop_token_ids(kVocabulary - 1);
+  sampling.set_seed(UINT64_MAX);
+  sampling.set_top_logprobs(engine::kNoLogprobs);
+  prefill.mutable_grant()->set_transfer_address(std::string(1024, 'x'));
+  const size_t limit = MaxControlMessageBytes(kContext, kVocabulary);
+  EXPECT_LE(envelope.ByteSizeLong(), limit);
+  EXPECT_GE(envelope.ByteSizeLong() * 3 / 2, limit);
 }
 
 // A router that took the node for gone could not cancel what it gave up.

@@ -38,10 +38,15 @@ class NodeTableTest : public ::testing::Test {
     table_.OnStatus(endpoint, incarnation, status, clock_.Now(), events);
     return events;
   }
+  // Lets time pass, with a tick every half second and at the end.
   std::vector<Event> After(absl::Duration time) {
-    clock_.Advance(time);
     std::vector<Event> events;
-    table_.Tick(clock_.Now(), events);
+    while (time > absl::ZeroDuration()) {
+      const absl::Duration step = std::min(time, absl::Milliseconds(500));
+      time -= step;
+      clock_.Advance(step);
+      table_.Tick(clock_.Now(), events);
+    }
     return events;
   }
   std::string Reason() {
@@ -164,6 +169,44 @@ TEST_F(NodeTableTest, AFailedNodeIsGoneAtOnce) {
   auto events = Hear("d:1", 22, Status(proto::ROLE_DECODE, proto::NODE_STATE_FAILED));
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_EQ(events[0].kind, Event::kGone);
+}
+
+// A router that was frozen has not heard what its nodes said meanwhile.
+TEST_F(NodeTableTest, TheRoutersOwnSleepIsNobodysSilence) {
+  Hear("p:1", 11, Status(proto::ROLE_PREFILL));
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  EXPECT_THAT(After(absl::Milliseconds(500)), SizeIs(0));
+  clock_.Advance(absl::Minutes(1));
+  std::vector<Event> events;
+  table_.Tick(clock_.Now(), events);
+  EXPECT_THAT(events, SizeIs(0));
+  EXPECT_EQ(Reason(), "ready");
+  // The one that is there speaks, the other one died and is found out as ever.
+  Hear("p:1", 11, Status(proto::ROLE_PREFILL));
+  EXPECT_THAT(After(absl::Milliseconds(999)), SizeIs(0));
+  events = After(absl::Milliseconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].endpoint, "d:1");
+  EXPECT_EQ(events[0].state, MemberState::kSuspect);
+  Hear("p:1", 11, Status(proto::ROLE_PREFILL));
+  events = After(absl::Milliseconds(3500));
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back().kind, Event::kGone);
+  EXPECT_EQ(events.back().endpoint, "d:1");
+}
+
+// One that said that it would leave, and left.
+TEST_F(NodeTableTest, ADrainedNodeThatIsGoneIsMarkedSo) {
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  proto::NodeStatus draining = Status(proto::ROLE_DECODE);
+  draining.set_state(proto::NODE_STATE_DRAINING);
+  Hear("d:1", 22, draining);
+  std::vector<Event> events = After(absl::Seconds(5));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_TRUE(events[0].kind == Event::kGone && events[0].drained);
+  Hear("d:1", 23, Status(proto::ROLE_DECODE));
+  events = After(absl::Seconds(5));
+  EXPECT_FALSE(events.back().drained);
 }
 
 TEST_F(NodeTableTest, OneProcessAtTwoAddressesCountsOnce) {
