@@ -146,7 +146,7 @@ size_t Limit(const Policy& policy, Workspace& workspace) {
   const auto exact =
       std::accumulate(workspace.votes.begin(),
                       workspace.votes.begin() + static_cast<ptrdiff_t>(workspace.experts), 0u);
-  // 0.55 of 20 is 11, though the product in binary is a little more.
+  // 0.28 of 25 is 7, though the product in binary is a little more.
   const double share = std::ceil(policy.fraction * exact - 1e-9);
   return std::max(workspace.top_k, static_cast<size_t>(share));
 }

@@ -110,6 +110,14 @@ TEST(GatesTest, GroupsAreJudgedByTheirBestOrTheirTwoBest) {
   EXPECT_THAT(ExactPlanOf(batch).ids, ElementsAre(ElementsAre(0, 2)));
 }
 
+TEST(GatesTest, OfEqualGroupsTheFirstAreUsed) {
+  Batch batch = Batch::Of({{0, 0, 5, 1, 5, 2, 5, 3}}, 2);
+  batch.gate = {.groups = 4, .groups_kept = 2};
+  EXPECT_THAT(ExactPlanOf(batch).ids, ElementsAre(ElementsAre(2, 4)));
+  batch.gate.groups_kept = 1;
+  EXPECT_THAT(ExactPlanOf(batch).ids, ElementsAre(ElementsAre(2, 3)));
+}
+
 TEST(GatesTest, BiasedGroupedSigmoidGatesRankAndWeighByTheirDefinition) {
   Draw draw;
   int remapped = 0;

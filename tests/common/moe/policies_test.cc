@@ -75,6 +75,13 @@ TEST(LynxTest, MinusZeroIsZero) {
   for (const char* policy : {"lynx:alpha=1,beta=2", "oea:k0=1", "vote:M=2"}) {
     EXPECT_EQ(PlanOf(plus, Parse(policy)), PlanOf(minus, Parse(policy))) << policy;
   }
+  // Where a row's best two are equal, its spread is 0 and any gap is in the last bin.
+  const Batch flat = Batch::Of({{-0.0f, 0.0f, -1}, {0, -1, -2}, {-2, -1, 0}}, 2);
+  for (const char* policy :
+       {"lynx:alpha=4,beta=3,self_scaled=true", "lynx:alpha=4,beta=9,self_scaled=true"}) {
+    EXPECT_EQ(SelectedBy(flat, Parse(policy)), OracleSet(flat, Parse(policy))) << policy;
+    EXPECT_EQ(SelectedBy(flat, Parse(policy)), (std::set<int32_t>{0, 1, 2})) << policy;
+  }
 }
 
 // The gap is cut off at the last bin before it is made a whole number.
@@ -124,13 +131,13 @@ TEST(BudgetTest, TheFloorCountsAndWins) {
 }
 
 TEST(BudgetTest, TheFractionIsOfTheExactUnionRoundedUp) {
-  std::vector<std::vector<float>> rows(20, std::vector<float>(32, 0.0f));
+  std::vector<std::vector<float>> rows(25, std::vector<float>(32, 0.0f));
   for (size_t row = 0; row < rows.size(); ++row) rows[row][row] = 5;
-  const Batch batch = Batch::Of(rows, 1);  // 20 different experts.
-  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=0.55")).size(), 11u);
-  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=0.56")).size(), 12u);
+  const Batch batch = Batch::Of(rows, 1);  // 25 different experts.
+  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=0.28")).size(), 7u);
+  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=0.29")).size(), 8u);
   EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=0.001")).size(), 1u);
-  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=1")).size(), 20u);
+  EXPECT_EQ(SelectedBy(batch, Parse("budget:fraction=1")).size(), 25u);
 }
 
 TEST(MarginalTest, CostsDecide) {

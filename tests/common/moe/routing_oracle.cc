@@ -162,7 +162,7 @@ std::optional<ExpertSet> BudgetSet(const Batch& batch, const Policy& policy) {
   if (policy.experts != Policy::kUnset) limit = static_cast<size_t>(policy.experts);
   if (policy.fraction > 0) {
     limit = static_cast<size_t>(
-        std::ceil(policy.fraction * static_cast<double>(ExactUnion(batch).size())));
+        std::ceil(policy.fraction * static_cast<double>(ExactUnion(batch).size()) - 1e-9));
   }
   const auto k = static_cast<size_t>(batch.top_k);
   ExpertSet set;
