@@ -219,7 +219,7 @@ class Evaluation {
       exact_tasks = std::move(task_runs.back());
       task_runs.pop_back();
     }
-    return Summarise(batch, policies_, texts_, text_runs, tasks_, task_runs, exact_tasks);
+    return CollectResults(batch, policies_, texts_, text_runs, tasks_, task_runs, exact_tasks);
   }
 
   const EvalConfig& config_;

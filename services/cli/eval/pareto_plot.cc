@@ -142,8 +142,9 @@ std::string ParetoScript(std::span<const EvalResult> results, const std::filesys
                   // Losses span three decades and may be a little below zero: a square root, where
                   // a logarithm could not go.
                   "set nonlinear y via (y < 0 ? -sqrt(-y) : sqrt(y)) ",
-                  "inverse (y < 0 ? -y * y : y * y)\n", "set key outside right top\n",
-                  "set grid\n");
+                  "inverse (y < 0 ? -y * y : y * y)\n", "set key outside right top\n", "set grid\n",
+                  // The fifth colour is a yellow that a white page swallows.
+                  "set linetype 5 lc rgb '#8b5a2b'\n");
   if (!results.empty() && results.front().text) {
     absl::StrAppend(&script, "set ylabel 'change of NLL, nats a token'\n",
                     "set ytics (-0.003, 0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 1, 2)\n");

@@ -73,10 +73,10 @@ std::optional<Estimate> AtCut(std::span<const EvalResult* const> settings, doubl
 
 }  // namespace
 
-std::vector<EvalResult> Summarise(int32_t batch, std::span<const EvalPolicy> policies,
-                                  const TextSet& texts, std::span<const TextRun> text_runs,
-                                  const TaskSet& tasks, std::span<const TaskRun> task_runs,
-                                  const TaskRun& exact_tasks) {
+std::vector<EvalResult> CollectResults(int32_t batch, std::span<const EvalPolicy> policies,
+                                       const TextSet& texts, std::span<const TextRun> text_runs,
+                                       const TaskSet& tasks, std::span<const TaskRun> task_runs,
+                                       const TaskRun& exact_tasks) {
   std::vector<EvalResult> results;
   for (size_t i = 0; i < policies.size(); ++i) {
     EvalResult result;

@@ -55,10 +55,10 @@ struct EvalResult {
 // Puts together what the runs of a batch size found; `text_runs` or `task_runs` may be empty,
 // otherwise they are in the order of `policies`. `exact_tasks` is the run that answers are compared
 // with.
-std::vector<EvalResult> Summarise(int32_t batch, std::span<const EvalPolicy> policies,
-                                  const TextSet& texts, std::span<const TextRun> text_runs,
-                                  const TaskSet& tasks, std::span<const TaskRun> task_runs,
-                                  const TaskRun& exact_tasks);
+std::vector<EvalResult> CollectResults(int32_t batch, std::span<const EvalPolicy> policies,
+                                       const TextSet& texts, std::span<const TextRun> text_runs,
+                                       const TaskSet& tasks, std::span<const TaskRun> task_runs,
+                                       const TaskRun& exact_tasks);
 
 // A family's cost when it saves a given share of the experts, between its neighbouring settings.
 struct MatchedScore {

@@ -73,7 +73,7 @@ class ResultsTest : public ::testing::Test {
     const std::vector<TextRun> texts = {Text(100, 0), Text(40, 0.4), Text(80, 0.2), Text(95, 0.1)};
     const std::vector<TaskRun> tasks = {Task(50, {1, 1, 0}), Task(20, {0, 0, 0}),
                                         Task(40, {1, 1, 1}), Task(49, {1, 1, 0})};
-    return Summarise(16, policies, texts_, texts, tasks_, tasks, exact_tasks_);
+    return CollectResults(16, policies, texts_, texts, tasks_, tasks, exact_tasks_);
   }
 
   TextSet texts_;
