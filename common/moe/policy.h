@@ -39,9 +39,10 @@ struct Policy {
   int32_t k0 = kUnset;       // prune, oea: in [1, k].
   int32_t experts = kUnset;  // vote, budget (key `M`): in [k, N].
   double fraction = 0;       // budget: the same, as a share of the exact union; in (0, 1].
-  double coverage = 0;       // budget: enough kept weight, mean over rows; in (0, 1].
-  double row_coverage = 0;   // budget: enough kept weight in every row; in (0, 1].
-  double lambda = -1;        // marginal: kept weight that an expert must add per cost; >= 0.
+  // budget: until rows keep this much of their mass (RoutingPlan::kept_mass), in (0, 1]:
+  double coverage = 0;      // in the mean,
+  double row_coverage = 0;  // or each of them.
+  double lambda = -1;       // marginal: kept weight that an expert must add per cost; >= 0.
 
   // Ranks of a row whose experts are always active.
   int32_t kept_ranks() const { return floor == kUnset ? 0 : floor; }

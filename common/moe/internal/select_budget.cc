@@ -151,10 +151,30 @@ size_t Limit(const Policy& policy, Workspace& workspace) {
   return std::max(workspace.top_k, static_cast<size_t>(share));
 }
 
+// By size alone: nobody asks what rows keep.
+void SelectHeaviest(const RouterInput& input, const Policy& policy, size_t limit,
+                    Workspace& workspace) {
+  SumMass(input, workspace);
+  SelectFloors(policy.kept_ranks(), workspace);
+  const auto begin = workspace.selected.begin();
+  auto size = static_cast<size_t>(
+      std::count(begin, begin + static_cast<ptrdiff_t>(workspace.experts), uint8_t{1}));
+  for (int32_t e : ByMass(workspace)) {
+    if (size >= limit) break;
+    uint8_t& selected = workspace.selected[static_cast<size_t>(e)];
+    size += 1 - selected;
+    selected = 1;
+  }
+}
+
 }  // namespace
 
 void SelectBudget(const RouterInput& input, const Policy& policy, Workspace& workspace) {
   const size_t limit = Limit(policy, workspace);
+  if (policy.coverage <= 0 && policy.row_coverage <= 0) {
+    SelectHeaviest(input, policy, limit, workspace);
+    return;
+  }
   const double enough =
       policy.coverage * static_cast<double>(kOne) * static_cast<double>(workspace.voters.size());
   GrowingSet set(input, workspace);

@@ -4,6 +4,12 @@
 #include "common/moe/internal/stages.h"
 
 namespace lynx::moe::internal {
+namespace {
+
+// Rounds down. By way of a signed number, which is one instruction.
+uint64_t Whole(double value) { return static_cast<uint64_t>(static_cast<int64_t>(value)); }
+
+}  // namespace
 
 void SumMass(const RouterInput& input, Workspace& workspace) {
   constexpr double kFine = static_cast<double>(uint64_t{1} << 40);
@@ -16,12 +22,12 @@ void SumMass(const RouterInput& input, Workspace& workspace) {
     GateExps(logits, experts, *std::max_element(logits, logits + experts), exps);
     uint64_t total = 0;
     for (size_t e = 0; e < experts; ++e) {
-      total += static_cast<uint64_t>(static_cast<double>(exps[e]) * kFine + 0.5);
+      total += Whole(static_cast<double>(exps[e]) * kFine + 0.5);
     }
     const double share = kUnit * kFine / static_cast<double>(total);
     const std::span<uint32_t> mass = workspace.MassOf(row);
     for (size_t e = 0; e < experts; ++e) {
-      mass[e] = static_cast<uint32_t>(static_cast<double>(exps[e]) * share + 0.5);
+      mass[e] = static_cast<uint32_t>(Whole(static_cast<double>(exps[e]) * share + 0.5));
       workspace.column_mass[e] += mass[e];
     }
   }
