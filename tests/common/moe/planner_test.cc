@@ -114,6 +114,72 @@ TEST(PlannerTest, OnePlanServesStepsOfAllSizes) {
   }
 }
 
+// A renormalised row is softmax over its ids to the bit: what exact decoding has always used.
+TEST(PlannerTest, RenormalisedWeightsAreAPlainSoftmaxOfTheIds) {
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal(0, 3);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> logits(static_cast<size_t>(1 + rng() % 100));
+    for (float& logit : logits) logit = normal(rng);
+    const auto top_k = static_cast<int32_t>(1 + rng() % std::min<size_t>(20, logits.size()));
+    const RoutingPlan plan = PlanFor(logits, 1, top_k);
+    const float largest = *std::max_element(logits.begin(), logits.end());
+    float total = 0;
+    for (int32_t e : plan.ids()) total += GateExp(logits[static_cast<size_t>(e)] - largest);
+    for (size_t j = 0; j < plan.ids().size(); ++j) {
+      const float score = GateExp(logits[static_cast<size_t>(plan.ids()[j])] - largest);
+      ASSERT_EQ(plan.weights()[j], score / total);
+    }
+  }
+}
+
+// Ids come from comparisons and whole numbers alone, so they are these on any machine.
+TEST(PlannerTest, EveryMachineChoosesTheSame) {
+  constexpr int32_t kRows = 16;
+  constexpr int32_t kExperts = 64;
+  constexpr int32_t kTopK = 8;
+  const struct {
+    const char* policy;
+    uint64_t hash;
+  } cases[] = {
+      {"exact", 17419845543967247758u},
+      {"prune:k0=3", 4470637442542551521u},
+      {"vote:M=24,floor=1", 12555113969171376926u},
+      {"lynx_compat:alpha=3,beta=4", 4950203848613208023u},
+      {"lynx:alpha=3,beta=4,floor=1", 12070202426110557190u},
+      {"lynx:alpha=2,beta=none", 10559234729766617234u},
+      {"lynx:alpha=4,beta=3,self_scaled=true", 13838090003180625224u},
+      {"oea:k0=3", 15742247261841053974u},
+      {"budget:fraction=0.5,floor=1", 11602762075305310099u},
+      {"budget:coverage=0.9", 3969392904045144305u},
+      {"budget:row_coverage=0.7", 9566667122562123674u},
+      {"marginal:lambda=0.1", 4627414002206005364u},
+  };
+  for (const auto& test : cases) {
+    const Policy policy = *ParsePolicy(test.policy);
+    const std::vector<const Policy*> policies(kRows, &policy);
+    std::mt19937 rng(7);
+    Planner planner(kRows, kExperts, kTopK);
+    RoutingPlan plan(kRows, kExperts, kTopK);
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    for (int step = 0; step < 50; ++step) {
+      std::vector<float> logits(kRows * kExperts);
+      for (float& logit : logits) {  // Eighths and sixteenths: exact, and often equal.
+        const auto sum = (rng() >> 26) + (rng() >> 26) + (rng() >> 26);
+        logit = static_cast<float>(sum) / (step % 2 == 0 ? 8 : 16);
+      }
+      planner.MakePlan({.logits = logits,
+                        .rows = kRows,
+                        .experts = kExperts,
+                        .top_k = kTopK,
+                        .policies = policies},
+                       plan);
+      for (int32_t id : plan.ids()) hash = (hash ^ static_cast<uint64_t>(id)) * 1099511628211u;
+    }
+    EXPECT_EQ(hash, test.hash) << test.policy;
+  }
+}
+
 TEST(GateExpTest, IsWithinTwoUlpOfTheTrueValue) {
   for (int i = 0; i <= 87000; ++i) {
     const float x = -static_cast<float>(i) * 1e-3f;
