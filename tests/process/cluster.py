@@ -117,10 +117,11 @@ class Process:
 class Cluster:
     """One router with its nodes."""
 
-    def __init__(self, folder, prefill=1, decode=1, model=MODEL, node_flags=(), router_flags=()):
+    def __init__(self, folder, prefill=1, decode=1, model=MODEL, node_flags=(), decode_flags=(), router_flags=()):
         self.folder = pathlib.Path(folder)
         self.model = model
         self.node_flags = list(node_flags)
+        self.decode_flags = list(decode_flags)
         self.nodes = {}
         for role, count in (("decode", decode), ("prefill", prefill)):
             for i in range(count):
@@ -139,9 +140,11 @@ class Cluster:
         return [node for name, node in sorted(self.nodes.items()) if name.startswith(role)]
 
     def start_node(self, name, control="127.0.0.1:0"):
+        role = name.split("-")[0]
         self.nodes[name] = Process(
-            self.folder, name, "lynx-" + name.split("-")[0], "--model", self.model,
-            "--control", control, "--http", "127.0.0.1:0", "--threads", 1, *self.node_flags)
+            self.folder, name, "lynx-" + role, "--model", self.model,
+            "--control", control, "--http", "127.0.0.1:0", "--threads", 1, *self.node_flags,
+            *(self.decode_flags if role == "decode" else ()))
         return self.nodes[name]
 
     def restart_node(self, name):

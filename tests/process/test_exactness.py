@@ -24,22 +24,30 @@ def requests(count, seed):
             for i in range(count)]
 
 
-def test_32_concurrent_requests_get_the_tokens_of_one_process_alone(cluster):
-    asked = requests(400 if LONG else 32, seed=20240229)
+def alone(cluster, asked):
+    """The texts that one process generates for the requests, one after the other."""
     lines = "".join(json.dumps(request) + "\n" for request in asked)
-    alone = subprocess.run([str(BIN / "generate_probe"), str(MODEL)], input=lines, capture_output=True, text=True, check=True)
+    probe = subprocess.run([str(BIN / "generate_probe"), str(MODEL)], input=lines, capture_output=True, text=True, check=True)
     # Special tokens are no part of an answer's text.
-    answers = [[t for t in json.loads(line)["tokens"] if t < FIRST_SPECIAL] for line in alone.stdout.splitlines()]
-    want = [cluster.post("/detokenize", {"model": NAME, "tokens": tokens})[1]["prompt"] if tokens else ""
+    answers = [[t for t in json.loads(line)["tokens"] if t < FIRST_SPECIAL] for line in probe.stdout.splitlines()]
+    return [cluster.post("/detokenize", {"model": NAME, "tokens": tokens})[1]["prompt"] if tokens else ""
             for tokens in answers]
 
+
+def ask_all(cluster, asked):
+    """The texts that the cluster answers with when all are asked at once."""
     def ask(request):
         status, answer = cluster.post("/v1/completions", {"model": NAME, "ignore_eos": True, **request})
         assert status == 200, answer
         return answer["choices"][0]["text"]
 
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(ask, asked)) == want
+        return list(pool.map(ask, asked))
+
+
+def test_32_concurrent_requests_get_the_tokens_of_one_process_alone(cluster):
+    asked = requests(400 if LONG else 32, seed=20240229)
+    assert ask_all(cluster, asked) == alone(cluster, asked)
 
 
 def test_companions_do_not_change_a_greedy_answer(cluster):
