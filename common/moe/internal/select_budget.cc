@@ -123,18 +123,6 @@ void AddFloors(const Policy& policy, Workspace& workspace, GrowingSet& set) {
   }
 }
 
-// The experts by falling column mass, then by id: `order`.
-std::span<int32_t> ByMass(Workspace& workspace) {
-  const auto order = std::span(workspace.order).first(workspace.experts);
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    const uint64_t left = workspace.column_mass[static_cast<size_t>(a)];
-    const uint64_t right = workspace.column_mass[static_cast<size_t>(b)];
-    return left != right ? left > right : a < b;
-  });
-  return order;
-}
-
 // How many experts at most.
 size_t Limit(const Policy& policy, Workspace& workspace) {
   if (policy.experts != Policy::kUnset) return static_cast<size_t>(policy.experts);
@@ -159,7 +147,7 @@ void SelectHeaviest(const RouterInput& input, const Policy& policy, size_t limit
   const auto begin = workspace.selected.begin();
   auto size = static_cast<size_t>(
       std::count(begin, begin + static_cast<ptrdiff_t>(workspace.experts), uint8_t{1}));
-  for (int32_t e : ByMass(workspace)) {
+  for (int32_t e : OrderByMass(workspace)) {
     if (size >= limit) break;
     uint8_t& selected = workspace.selected[static_cast<size_t>(e)];
     size += 1 - selected;
@@ -179,7 +167,7 @@ void SelectBudget(const RouterInput& input, const Policy& policy, Workspace& wor
       policy.coverage * static_cast<double>(kOne) * static_cast<double>(workspace.voters.size());
   GrowingSet set(input, workspace);
   AddFloors(policy, workspace, set);
-  for (int32_t e : ByMass(workspace)) {
+  for (int32_t e : OrderByMass(workspace)) {
     if (set.size() >= workspace.top_k) {
       if (set.size() >= limit) break;
       if (policy.coverage > 0 && static_cast<double>(set.kept()) >= enough) break;
@@ -195,7 +183,7 @@ void SelectMarginal(const RouterInput& input, const Policy& policy, Workspace& w
   };
   GrowingSet set(input, workspace);
   AddFloors(policy, workspace, set);
-  const std::span<int32_t> order = ByMass(workspace);
+  const std::span<const int32_t> order = OrderByMass(workspace);
   // What costs nothing is there already, whatever it adds.
   for (int32_t e : order) {
     if (workspace.selected[static_cast<size_t>(e)] == 0 && cost(e) <= 0) set.Add(e);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "common/moe/internal/stages.h"
 
@@ -13,20 +12,26 @@ void SelectVote(const RouterInput& input, const Policy& policy, Workspace& works
   for (int32_t row : workspace.voters) {
     for (int32_t e : workspace.ExactOf(row)) ++workspace.votes[static_cast<size_t>(e)];
   }
-  const auto begin = workspace.order.begin();
-  const auto end = begin + static_cast<ptrdiff_t>(workspace.experts);
-  std::iota(begin, end, 0);
-  std::partial_sort(begin, begin + policy.experts, end, [&](int32_t a, int32_t b) {
-    const auto i = static_cast<size_t>(a);
-    const auto j = static_cast<size_t>(b);
-    if (workspace.votes[i] != workspace.votes[j]) return workspace.votes[i] > workspace.votes[j];
-    if (workspace.column_mass[i] != workspace.column_mass[j]) {
-      return workspace.column_mass[i] > workspace.column_mass[j];
+  const auto votes = std::span(workspace.votes).first(workspace.experts);
+  const auto with_at_least = [&](uint32_t count) {
+    return std::ranges::count_if(votes, [&](uint32_t own) { return own >= count; });
+  };
+  // The most votes that M experts have: those with more are in, of those with as many some.
+  uint32_t border = 0;
+  for (auto most = static_cast<uint32_t>(workspace.voters.size()); border < most;) {
+    const uint32_t middle = border + (most - border + 1) / 2;
+    if (with_at_least(middle) >= policy.experts) {
+      border = middle;
+    } else {
+      most = middle - 1;
     }
-    return a < b;
-  });
-  for (int32_t i = 0; i < policy.experts; ++i) {
-    workspace.selected[static_cast<size_t>(begin[i])] = 1;
+  }
+  auto open = policy.experts - with_at_least(border + 1);
+  for (int32_t id : OrderByMass(workspace)) {
+    const auto e = static_cast<size_t>(id);
+    if (votes[e] < border || (votes[e] == border && open == 0)) continue;
+    workspace.selected[e] = 1;
+    if (votes[e] == border) --open;
   }
   SelectFloors(policy.kept_ranks(), workspace);
 }

@@ -40,4 +40,7 @@ void SelectFloors(int32_t ranks, Workspace& workspace);
 // of integers: neither the order of rows nor that of experts matters.
 void SumMass(const RouterInput& input, Workspace& workspace);
 
+// All experts by falling `column_mass`, ties to the lower id: `order`. Uses `liking`.
+std::span<const int32_t> OrderByMass(Workspace& workspace);
+
 }  // namespace lynx::moe::internal
