@@ -20,9 +20,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMaxFileBytes = size_t{256} << 20;
-constexpr size_t kMaxRows = 65536;
-constexpr size_t kMaxExperts = 65536;
+constexpr size_t kMaxFileBytes = size_t{64} << 20;
+constexpr size_t kMaxRows = 16384;
+constexpr size_t kMaxExperts = 4096;
 
 struct Parameter {
   const char* flag;
