@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 to streamed answers: installs what is missing, builds, starts one router, one
-# prefill and one decode node, asks three questions, shows what moved, and stops everything.
+# prefill and one decode node that remaps experts (Lynx), asks three questions, shows what moved and
+# what remapping saves, and stops everything.
 #
 # usage: ./demo.sh [--keep] [--port N]
 #   --keep    leave the cluster running until Ctrl-C
@@ -42,7 +43,10 @@ stop() {
 trap stop EXIT
 explain() { grep -E '"level":"error"|^lynx' "$work/log" || tail -20 "$work/log"; } >&2
 
-"$bin/lynx" up --model models/lynx-tiny-moe --port "$port" --announce "$work/cluster" 2>"$work/log" &
+# The programs default to exact; Lynx is switched on here, in plain sight.
+echo 'lynx up --model models/lynx-tiny-moe --lynx-policy lynx'
+"$bin/lynx" up --model models/lynx-tiny-moe --lynx-policy lynx --port "$port" \
+  --announce "$work/cluster" 2>"$work/log" &
 up=$!
 until [ -s "$work/cluster" ]; do
   if ! kill -0 "$up" 2>/dev/null; then
@@ -67,6 +71,41 @@ curl -fsS "$decode/metrics" | awk '
   END {
     if (transfers == 0) { print "  nothing moved"; exit 1 }
     printf "  %d hand-offs over UCX (%s), %d bytes of KV\n", transfers, name, bytes }'
+
+# Sixteen answers at once, of different kinds; $1 is added to each request.
+prompts=('What is 58+27?' 'Sort: 42 7 19 88' 'What day comes after Friday?' 'static int __init '
+  'The history of the city began' 'def main(argv):' '#include <stdio.h>' '1, 2, 3, 4,')
+ask_sixteen() {
+  local pids=() pid i
+  for i in $(seq 16); do
+    curl -fsS "$url/v1/completions" -H 'Content-Type: application/json' -o /dev/null -d '{
+      "model": "lynx-tiny-moe", "prompt": "'"${prompts[i % 8]}"'", "max_tokens": 256,
+      "ignore_eos": true, "seed": '"$i$1"'}' &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid"; done
+}
+# One row of the table, from the difference of two pages of metrics.
+compare() {
+  awk -v policy="$1" '
+    /^lynx_moe_layer_plans_total/ { plans += FNR == NR ? -$2 : $2 }
+    /^lynx_moe_layer_active_experts_total.*"before"/ { before += FNR == NR ? -$2 : $2 }
+    /^lynx_moe_layer_active_experts_total.*"after"/ { after += FNR == NR ? -$2 : $2 }
+    /^lynx_moe_expert_weight_read_bytes_total/ { bytes += FNR == NR ? -$2 : $2 }
+    /^lynx_node_output_tokens_total/ { tokens += FNR == NR ? -$2 : $2 }
+    END { printf "  %-7s %8.1f %8.1f %10.0f KiB\n", policy, before / plans, after / plans, bytes / tokens / 1024 }' \
+    "$work/before" "$work/after"
+}
+printf '\nExact against Lynx, 16 answers at once (64 experts a layer, a token uses 8):\n'
+printf '  policy   experts a layer    expert weights\n'
+printf '           wanted   loaded    read a token\n'
+for policy in exact lynx; do
+  curl -fsS "$decode/metrics" >"$work/before"
+  ask_sixteen "$([ "$policy" = exact ] && echo ', "lynx": {"policy": "exact"}')"
+  curl -fsS "$decode/metrics" >"$work/after"
+  compare "$policy"
+done
+printf '  wanted: what exact routing of the same batches would load\n'
 
 if [ "$keep" = 1 ]; then
   printf '\nrunning at %s; Ctrl-C stops it\n' "$url"
