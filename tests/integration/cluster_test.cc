@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -158,8 +159,10 @@ double Sum(const std::string& page, const std::string& prefix) {
 }
 
 // Every third request asks to be exact, in batches that are otherwise remapped without mercy.
-// Returns the metrics page of the decode node.
-std::string ExpectExactAmongRemapped(const SimCluster::Options& options, std::vector<Ask> asks) {
+// `meanwhile` happens once all are submitted. Returns the metrics page of the decode node.
+std::string ExpectExactAmongRemapped(
+    const SimCluster::Options& options, std::vector<Ask> asks,
+    const std::function<void(SimCluster&)>& meanwhile = [](SimCluster&) {}) {
   const auto want = Alone(options, asks);
   SimCluster cluster(options);
   std::vector<std::unique_ptr<RecordingSink>> sinks;
@@ -170,6 +173,7 @@ std::string ExpectExactAmongRemapped(const SimCluster::Options& options, std::ve
     if (i % 3 == 1) asks[i].sampling.set_policy("vote:M=9,floor=0");
     cluster.Submit(asks[i].prompt, asks[i].sampling, *sinks.back());
   }
+  meanwhile(cluster);
   EXPECT_TRUE(cluster.RunUntil([&] {
     return std::all_of(sinks.begin(), sinks.end(), [](const auto& sink) { return sink->ended; });
   }));
@@ -187,14 +191,14 @@ std::string ExpectExactAmongRemapped(const SimCluster::Options& options, std::ve
   const std::string page = cluster.Metrics("decode-0");
   EXPECT_GT(Sum(page, "lynx_moe_remapped_assignments_total{phase=\"decode\"}"), 0);
   EXPECT_GT(Sum(page, "lynx_moe_expert_weight_saved_bytes_total"), 0);
-  EXPECT_EQ(Sum(cluster.Metrics("prefill-0"), "lynx_moe_remapped_assignments_total"), 0);
+  EXPECT_EQ(Sum(cluster.Metrics("prefill-1"), "lynx_moe_remapped_assignments_total"), 0);
   return page;
 }
 
 constexpr char kHarsh[] = "lynx:alpha=1,beta=1,floor=0";
 
 TEST(ClusterTest, ExactRequestsAmongRemappedOnesGetTheTokensOfOneProcessAlone) {
-  ExpectExactAmongRemapped({.lynx_policy = kHarsh},
+  ExpectExactAmongRemapped({.prefill = 2, .lynx_policy = kHarsh},
                            MixedAsks(testing::ForTestSize(9, 32, 200), /*seed=*/20240229));
 }
 
@@ -204,7 +208,8 @@ TEST(ClusterTest, PreemptionAmongRemappedRequestsChangesNoTokenOfExactOnes) {
   for (const bool remap_mixed_steps : {false, true}) {
     SCOPED_TRACE(remap_mixed_steps ? "mixed steps remapped" : "mixed steps exact");
     const std::string page = ExpectExactAmongRemapped(
-        {.kv_blocks = 12,
+        {.prefill = 2,
+         .kv_blocks = 12,
          .step_rows = 32,
          .max_batch = 16,
          .lynx_policy = kHarsh,
@@ -215,6 +220,17 @@ TEST(ClusterTest, PreemptionAmongRemappedRequestsChangesNoTokenOfExactOnes) {
     const double mixed = Sum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
     EXPECT_EQ(mixed > 0, remap_mixed_steps);
   }
+}
+
+TEST(ClusterTest, APolicyOutlivesARetry) {
+  ExpectExactAmongRemapped(
+      {.prefill = 2, .lynx_policy = kHarsh},
+      MixedAsks(testing::ForTestSize(9, 24, 60), /*seed=*/11), [](SimCluster& cluster) {
+        cluster.Run(absl::Milliseconds(3));
+        cluster.Kill("prefill-0");
+        cluster.Run(absl::Seconds(10));
+        EXPECT_GT(Sum(cluster.RouterMetrics(), "lynx_router_retries_total"), 0);
+      });
 }
 
 TEST(ClusterTest, APolicyThatTheNodeCannotReadFailsItsOwnSequenceOnly) {
