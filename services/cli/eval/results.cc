@@ -59,16 +59,23 @@ void AddTasks(const TaskSet& tasks, const TaskRun& run, const TaskRun& exact, Ev
   result.task_delta = AverageOf(deltas);
 }
 
-// The value at a cut of `share`, where `routing` says how many experts each setting takes.
+// The value where the settings of a family, interpolated, take `wanted` experts.
 template <typename RoutingOf, typename ValueOf>
-std::optional<Estimate> AtCut(std::span<const EvalResult* const> settings, double share,
-                              RoutingOf routing, ValueOf value) {
+std::optional<Estimate> AtCount(std::span<const EvalResult* const> settings, double wanted,
+                                RoutingOf routing, ValueOf value) {
   std::vector<double> experts;
   for (const EvalResult* setting : settings) experts.push_back(routing(*setting).experts());
-  const double wanted = (1 - share) * routing(*settings.front()).experts_exact();
   const std::optional<Bracket> bracket = FindBracket(experts, wanted);
   if (!bracket) return std::nullopt;
   return Interpolate(*bracket, value(*settings[bracket->low]), value(*settings[bracket->high]));
+}
+
+// What cuts are measured by. A policy's own steps would have had slightly other exact unions, as
+// their router sees what it changed; families must share one count.
+const EvalResult& ReferenceOf(std::span<const EvalResult> results) {
+  const auto exact = std::find_if(results.begin(), results.end(),
+                                  [](const EvalResult& r) { return r.family == "exact"; });
+  return exact != results.end() ? *exact : results.front();
 }
 
 }  // namespace
@@ -98,6 +105,10 @@ std::vector<MatchedFamily> MatchFamilies(std::span<const EvalResult> results,
     if (!known && result.family != "exact") families.push_back(result.family);
   }
   std::vector<MatchedFamily> matched;
+  if (families.empty()) return matched;
+  const EvalResult& reference = ReferenceOf(results);
+  const auto text = [](const EvalResult& r) -> const RoutingTally& { return r.text_routing; };
+  const auto task = [](const EvalResult& r) -> const RoutingTally& { return r.task_routing; };
   for (const std::string& family : families) {
     std::vector<const EvalResult*> settings;
     for (const EvalResult& result : results) {
@@ -108,17 +119,13 @@ std::vector<MatchedFamily> MatchFamilies(std::span<const EvalResult> results,
     bool any = false;
     for (double cut : cuts) {
       MatchedScore score;
-      if (settings.front()->text) {
-        score.nll_delta = AtCut(
-            settings, cut,
-            [](const EvalResult& r) -> const RoutingTally& { return r.text_routing; },
-            [](const EvalResult& r) { return r.text->delta; });
+      if (reference.text) {
+        score.nll_delta = AtCount(settings, (1 - cut) * reference.text_routing.experts_exact(),
+                                  text, [](const EvalResult& r) { return r.text->delta; });
       }
-      if (!settings.front()->tasks.empty()) {
-        score.task_delta = AtCut(
-            settings, cut,
-            [](const EvalResult& r) -> const RoutingTally& { return r.task_routing; },
-            [](const EvalResult& r) { return r.task_delta; });
+      if (!reference.tasks.empty()) {
+        score.task_delta = AtCount(settings, (1 - cut) * reference.task_routing.experts_exact(),
+                                   task, [](const EvalResult& r) { return r.task_delta; });
       }
       any = any || score.nll_delta || score.task_delta;
       row.scores.push_back(score);

@@ -69,7 +69,8 @@ struct MatchedFamily {
   std::string family;
   std::vector<MatchedScore> scores;  // As `cuts`.
 };
-// `results` are of one batch size. `exact` is left out, as are families that reach no cut.
+// `results` are of one batch size. Shares are of what `exact` takes, where it is among them. It is
+// left out, as are families that reach no cut.
 std::vector<MatchedFamily> MatchFamilies(std::span<const EvalResult> results,
                                          std::span<const double> cuts);
 
