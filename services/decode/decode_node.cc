@@ -12,9 +12,9 @@ namespace lynx::decode {
 
 using node::NodeMetrics;
 
-DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, engine::Engine& engine,
-                       node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
-                       NodeMetrics& metrics, node::MoeMetrics& moe_metrics)
+DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, QualityWatch& quality,
+                       engine::Engine& engine, node::StepExecutor& executor, EventLoop& loop,
+                       rpc::Channel& channel, NodeMetrics& metrics, node::MoeMetrics& moe_metrics)
     : options_(options),
       engine_(engine),
       executor_(executor),
@@ -24,7 +24,8 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, engine:
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
       scheduler_(options.scheduler),
-      policy_(policy) {}
+      policy_(policy),
+      quality_(quality) {}
 
 DecodeNode::~DecodeNode() = default;
 
@@ -276,6 +277,7 @@ void DecodeNode::MaybeStep() {
   if (step.work.empty()) return;
   step_ids_.clear();
   items_.clear();
+  const moe::Policy* automatic = quality_.AutoPolicy();
   for (const DecodeScheduler::Work& work : step.work) {
     Stream& stream = streams_.at(work.id);
     stream.in_step = true;
@@ -283,17 +285,23 @@ void DecodeNode::MaybeStep() {
       metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - stream.adopted));
     }
     step_ids_.push_back(work.id);
-    items_.push_back({.sequence = stream.sequence.get(),
-                      .tokens = work.rows,
-                      .policy = work.recompute ? nullptr : policy_.Choose(stream.policy)});
+    items_.push_back(
+        {.sequence = stream.sequence.get(),
+         .tokens = work.rows,
+         .policy = work.recompute ? nullptr : policy_.Choose(stream.policy, automatic)});
   }
+  shadow_ = quality_.BeginStep(items_);
+  backed_off_ = quality_.took_policies();
   stepping_ = true;
   step_began_ = loop_.Now();
-  executor_.Run([this] { step_status_ = engine_.Step(items_); }, [this] { OnStepDone(); });
+  executor_.Run([this] { step_status_ = engine_.Step(items_, nullptr, shadow_); },
+                [this] { OnStepDone(); });
 }
 
 void DecodeNode::OnStepDone() {
   stepping_ = false;
+  const absl::Duration took = loop_.Now() - step_began_;
+  quality_.EndStep(step_status_, engine_.results(), engine_.runner().stats(), took, loop_.Now());
   std::map<Incarnation, proto::Envelope> batches;
   std::vector<std::pair<SequenceId, proto::Terminal>> finished;
   int64_t rows = 0;
@@ -341,8 +349,7 @@ void DecodeNode::OnStepDone() {
                                 : NodeMetrics::FinishReason::kLength);
   }
   if (step_status_.ok()) {
-    metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows,
-                    absl::ToDoubleSeconds(loop_.Now() - step_began_));
+    metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows, absl::ToDoubleSeconds(took));
     last_stats_ = engine_.runner().stats();
   }
   // A sequence's last tokens go out before its last word.
@@ -353,9 +360,10 @@ void DecodeNode::OnStepDone() {
     streams_.erase(id);
   }
   const bool completed = step_status_.ok();
+  const bool backed_off = backed_off_;
   MaybeStep();
   // A series or more per layer: counted while the next step runs.
-  if (completed) moe_metrics_.OnStep(last_stats_);
+  if (completed) moe_metrics_.OnStep(last_stats_, backed_off);
 }
 
 void DecodeNode::SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal) {

@@ -19,6 +19,7 @@
 #include "common/proto/control.pb.h"
 #include "services/decode/handoff/kv_receiver.h"
 #include "services/decode/policy/step_policy.h"
+#include "services/decode/quality/quality_watch.h"
 #include "services/decode/scheduler/decode_scheduler.h"
 
 namespace lynx::decode {
@@ -40,9 +41,9 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
 
   // All references outlive the node; the executor's running step must have ended before the node
   // is destroyed, so destroy the executor first.
-  DecodeNode(const Options& options, const StepPolicy& policy, engine::Engine& engine,
-             node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
-             node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics);
+  DecodeNode(const Options& options, const StepPolicy& policy, QualityWatch& quality,
+             engine::Engine& engine, node::StepExecutor& executor, EventLoop& loop,
+             rpc::Channel& channel, node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics);
   ~DecodeNode() override;
 
   // The calls below and all work happen on the loop. `receiver`, whose handler is this node,
@@ -94,6 +95,7 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   KvReceiver* receiver_ = nullptr;
   DecodeScheduler scheduler_;
   StepPolicy policy_;
+  QualityWatch& quality_;
   std::map<SequenceId, Stream> streams_;
   struct Granted {
     Incarnation router;
@@ -108,6 +110,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   bool stepping_ = false;
   std::vector<SequenceId> step_ids_;
   std::vector<engine::WorkItem> items_;
+  engine::Shadow* shadow_ = nullptr;  // Null: it is not compared.
+  bool backed_off_ = false;           // The quality guard took its rows' policies.
   absl::Time step_began_;
   absl::Status step_status_;     // Written by the step, read after it.
   model::StepStats last_stats_;  // Of the last step, while the next one may be running.

@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,7 @@
 #include "common/transfer/ucx_engine.h"
 #include "services/decode/decode_node.h"
 #include "services/decode/policy/step_policy.h"
+#include "services/decode/quality/quality_watch.h"
 
 namespace lynx::decode {
 namespace {
@@ -34,7 +36,21 @@ struct DecodeConfig {
   absl::Duration max_lease = absl::Minutes(10);
   std::string lynx_policy = "exact";
   std::string lynx_mixed_steps = "exact";
+  double guard_share = 0.01;
+  double guard_kl = 0.05;
+  double guard_agreement = 0;
+  double guard_kept_mass = 0;
+  int32_t guard_window = 64;
+  absl::Duration guard_hold = absl::Minutes(1);
+  std::string auto_gentlest = "budget:coverage=0.98,floor=1";
+  std::string auto_harshest = "budget:coverage=0.8,floor=1";
+  absl::Duration tpot_target = absl::ZeroDuration();
 };
+
+// How far the policy auto may go from exact, in steps.
+constexpr int32_t kAutoRungs = 8;
+// A guard that trips again and again holds up to so many times as long.
+constexpr int kMaxHolds = 16;
 
 absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   if (config.node.step_rows < config.max_batch) {
@@ -43,10 +59,18 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   }
   // Before the weights, which take long.
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.node.model));
-  auto policy = StepPolicy::Create(config.lynx_policy, spec, runtime.model_name());
+  const bool has_auto = config.guard_share > 0 && spec.experts > 0;
+  auto policy = StepPolicy::Create(config.lynx_policy, spec, runtime.model_name(), has_auto);
   if (!policy.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--lynx-policy ", config.lynx_policy, ": ",
                                                    std::string(policy.status().message())));
+  }
+  absl::StatusOr<std::vector<moe::Policy>> ladder = std::vector<moe::Policy>();
+  if (has_auto) ladder = policy->Ladder(config.auto_gentlest, config.auto_harshest, kAutoRungs);
+  if (!ladder.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lynx-auto-gentlest ", config.auto_gentlest, " and --lynx-auto-harshest ",
+                     config.auto_harshest, ": ", std::string(ladder.status().message())));
   }
   LYNX_ASSIGN_OR_RETURN(
       auto engine,
@@ -59,6 +83,16 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
        {"preset", moe::PresetFor(model::FactsOf(spec, runtime.model_name())).source}});
   node::NodeMetrics metrics(runtime.registry(), "decode", runtime.model_name());
   node::MoeMetrics moe_metrics(runtime.registry(), spec, policy->own());
+  QualityWatch quality({.share = config.guard_share,
+                        .guard = {.budget = {.max_kl_nats = config.guard_kl,
+                                             .min_top1 = config.guard_agreement,
+                                             .min_kept_mass = config.guard_kept_mass},
+                                  .window = config.guard_window,
+                                  .hold = config.guard_hold,
+                                  .max_hold = kMaxHolds * config.guard_hold},
+                        .ladder = *std::move(ladder),
+                        .step_target = config.tpot_target},
+                       spec.vocab_size, runtime.registry());
 
   // In order of destruction, last to first: the loop is stopped by then.
   ThreadEventLoop loop;
@@ -88,7 +122,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                                           .pool_blocks = engine->pool().capacity_blocks()},
                             .max_lease = config.max_lease,
                             .router_timeout = config.node.router_timeout},
-        *policy, *engine, executor, loop, *channel, metrics, moe_metrics);
+        *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
     receiver = std::make_unique<KvReceiver>(
         node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
         loop, runtime.registry(), *node, KvReceiver::Options{});
@@ -119,6 +153,29 @@ int Main(int argc, const char* const* argv) {
   flags.AddChoice("lynx-mixed-steps", &config.lynx_mixed_steps, {"exact", "piggyback"},
                   "what a step does that also recomputes tokens: nothing is remapped, or decode "
                   "rows are, onto what the others load anyway");
+  flags.AddDouble(
+      "lynx-guard-share", &config.guard_share, {0, 1},
+      "share of the steps with remapped rows that are compared with exact ones; 0 turns "
+      "the quality guard off");
+  flags.AddDouble("lynx-guard-kl", &config.guard_kl, {1e-6, 1e6},
+                  "quality budget: mean KL(exact || policy) of the compared tokens, in nats");
+  flags.AddDouble("lynx-guard-agreement", &config.guard_agreement, {0, 0.9999},
+                  "quality budget: least share of compared tokens whose likeliest one stays the "
+                  "same; 0 does not look");
+  flags.AddDouble(
+      "lynx-guard-kept-mass", &config.guard_kept_mass, {0, 0.9999},
+      "quality budget: least mean of the gate mass that compared steps keep; 0 does not "
+      "look");
+  flags.AddInt("lynx-guard-window", &config.guard_window, {1, 4096},
+               "compared tokens that the guard decides by");
+  flags.AddDuration("lynx-guard-hold", &config.guard_hold, {absl::Seconds(1)},
+                    "shortest time that a guard which has tripped keeps the node exact");
+  flags.AddString("lynx-auto-gentlest", &config.auto_gentlest,
+                  "where the policy auto begins after exact");
+  flags.AddString("lynx-auto-harshest", &config.auto_harshest, "how far the policy auto may go");
+  flags.AddDuration("lynx-tpot-target", &config.tpot_target, {absl::ZeroDuration()},
+                    "time of a step that the policy auto aims for; 0 for as fast as the quality "
+                    "budget allows");
   return node::RunNode(flags, argc, argv, config.node, "decode",
                        [&](node::NodeRuntime& runtime) { return Serve(runtime, config); });
 }

@@ -53,20 +53,32 @@ std::vector<TokenId> RecordingSink::ids() const {
   return ids;
 }
 
-std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
-  auto runner = Ok(model::ModelRunner::Load({.model_dir = options.model_dir,
-                                             .compute_dtype = options.compute_dtype,
-                                             .kv_dtype = options.compute_dtype,
-                                             .kv_blocks = options.kv_blocks,
-                                             .max_step_rows = options.step_rows,
-                                             .max_step_logits = options.step_rows,
-                                             .threads = 1,
-                                             .remap_mixed_steps = options.remap_mixed_steps}));
+namespace {
+
+std::unique_ptr<model::ModelRunner> LoadRunner(const SimCluster::Options& options) {
+  return Ok(model::ModelRunner::Load({.model_dir = options.model_dir,
+                                      .compute_dtype = options.compute_dtype,
+                                      .kv_dtype = options.compute_dtype,
+                                      .kv_blocks = options.kv_blocks,
+                                      .max_step_rows = options.step_rows,
+                                      .max_step_logits = options.step_rows,
+                                      .threads = 1,
+                                      .remap_mixed_steps = options.remap_mixed_steps}));
+}
+
+std::unique_ptr<engine::Engine> NewEngine(const SimCluster::Options& options,
+                                          std::unique_ptr<model::ModelRunner> runner) {
   const int32_t vocab_size = runner->spec().vocab_size;
   return std::make_unique<engine::Engine>(
       std::move(runner), engine::EngineOptions{.vocab_size = vocab_size,
                                                .max_step_rows = options.step_rows,
                                                .max_step_logits = options.step_rows});
+}
+
+}  // namespace
+
+std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
+  return NewEngine(options, LoadRunner(options));
 }
 
 proto::SamplingParams PlainSampling(int32_t max_new_tokens) {
@@ -123,11 +135,14 @@ void SimCluster::Start(const std::string& name) {
   EventLoop& loop = *node->loop;
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
-  node->engine = LoadEngine(options_);
+  auto model = LoadRunner(options_);
+  if (!prefill && options_.wrap_runner) model = options_.wrap_runner(std::move(model));
+  node->engine = NewEngine(options_, std::move(model));
   node->metrics = std::make_unique<node::NodeMetrics>(
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
-  decode::StepPolicy policy = Ok(decode::StepPolicy::Create(
-      options_.lynx_policy, node->engine->runner().spec(), "lynx-tiny-moe"));
+  decode::StepPolicy policy =
+      Ok(decode::StepPolicy::Create(options_.lynx_policy, node->engine->runner().spec(),
+                                    "lynx-tiny-moe", !options_.quality.ladder.empty()));
   node->moe_metrics = std::make_unique<node::MoeMetrics>(
       node->registry, node->engine->runner().spec(), prefill ? moe::Policy{} : policy.own());
   node->channel =
@@ -156,6 +171,8 @@ void SimCluster::Start(const std::string& name) {
         *node->moe_metrics);
     node->prefill->Start();
   } else {
+    node->quality = std::make_unique<decode::QualityWatch>(
+        options_.quality, runner.spec().vocab_size, node->registry);
     node->decode = std::make_unique<decode::DecodeNode>(
         decode::DecodeNode::Options{
             .incarnation = incarnation,
@@ -165,8 +182,8 @@ void SimCluster::Start(const std::string& name) {
                           .step_rows = options_.step_rows,
                           .pool_blocks = options_.kv_blocks},
         },
-        policy, *node->engine, *node->executor, loop, *node->channel, *node->metrics,
-        *node->moe_metrics);
+        policy, *node->quality, *node->engine, *node->executor, loop, *node->channel,
+        *node->metrics, *node->moe_metrics);
     node->receiver = std::make_unique<decode::KvReceiver>(
         identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
         decode::KvReceiver::Options{});

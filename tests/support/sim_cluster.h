@@ -19,6 +19,7 @@
 #include "common/transfer/loopback_engine.h"
 #include "services/decode/decode_node.h"
 #include "services/decode/handoff/kv_receiver.h"
+#include "services/decode/quality/quality_watch.h"
 #include "services/prefill/handoff/kv_sender.h"
 #include "services/prefill/prefill_node.h"
 #include "services/router/membership/node_registry.h"
@@ -80,6 +81,10 @@ class SimCluster {
     DType compute_dtype = DType::kBf16;
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.
+    decode::QualityWatch::Options quality = {.share = 0};
+    // Wraps a decode node's model.
+    std::function<std::unique_ptr<model::ModelRunner>(std::unique_ptr<model::ModelRunner>)>
+        wrap_runner = nullptr;
     bool remap_mixed_steps = false;
     // Wraps a node's transfer engine; `name` is "prefill-0", "decode-1", ...
     std::function<std::unique_ptr<transfer::TransferEngine>(
@@ -125,6 +130,7 @@ class SimCluster {
     std::unique_ptr<engine::Engine> engine;
     std::unique_ptr<node::NodeMetrics> metrics;
     std::unique_ptr<node::MoeMetrics> moe_metrics;
+    std::unique_ptr<decode::QualityWatch> quality;
     std::unique_ptr<rpc::Channel> channel;
     std::unique_ptr<node::InlineStepExecutor> executor;
     std::unique_ptr<prefill::KvSender> sender;
@@ -150,7 +156,8 @@ class SimCluster {
   std::unique_ptr<router::ClusterService> service_;
 };
 
-// The engine that a node of the cluster would have: the oracle that answers are compared with.
+// The engine that a node of the cluster would have, its model not wrapped: the oracle that answers
+// are compared with.
 std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options);
 
 // Greedy, unbounded, no end id: a base to change fields of.

@@ -107,8 +107,10 @@ engine::Shadow* QualityWatch::BeginStep(std::span<engine::WorkItem> items) {
   wanted_.clear();
   lossy_.clear();
   plain_ = true;
+  has_auto_ = false;
   for (size_t i = 0; i < items.size(); ++i) {
     const moe::Policy* policy = items[i].policy;
+    has_auto_ = has_auto_ || IsAuto(policy);
     if (policy != nullptr && !policy->lossy()) policy = nullptr;
     wanted_.push_back(policy);
     if (policy != nullptr) lossy_.push_back(static_cast<int32_t>(i));
@@ -139,13 +141,12 @@ void QualityWatch::EndStep(const absl::Status& status, std::span<const engine::I
       });
   if (remapped && guard_.state() == QualityGuard::State::kActive) OnSuspects(results, now);
   if (controller_) {
-    if (plain_ && !sampled_) controller_->OnStep(took, now);
+    if (has_auto_ && plain_ && !sampled_) controller_->OnStep(took, now);
     metrics_.rung.Set(controller_->rung());
   }
 }
 
-bool QualityWatch::IsAuto(size_t item) const {
-  const moe::Policy* policy = wanted_[item];
+bool QualityWatch::IsAuto(const moe::Policy* policy) const {
   return controller_ && policy >= options_.ladder.data() &&
          policy < options_.ladder.data() + options_.ladder.size();
 }
@@ -175,7 +176,7 @@ void QualityWatch::OnCompared(absl::Time now) {
     // A sample speaks of the side it was taken on: after a change the rest of the step's are void.
     if (change != QualityGuard::Change::kNone) continue;
     change = guard_.OnSample(sample, now);
-    if (IsAuto(static_cast<size_t>(row.item))) controller_->OnSample(sample);
+    if (IsAuto(wanted_[static_cast<size_t>(row.item)])) controller_->OnSample(sample);
   }
   if (!broken && step_samples_.empty()) {
     metrics_.samples_skipped.Increment();

@@ -43,8 +43,9 @@ class QualityWatch {
   // `registry` outlives this.
   QualityWatch(const Options& options, int32_t vocab_size, telemetry::Registry& registry);
 
-  // What `auto` stands for in the next step; exact too is a policy here. Null: there is no `auto`.
-  // Stays valid, and the same, as long as this object.
+  // What `auto` stands for in the next step; exact, too, is a policy here. Null: there is no
+  // `auto`. The policy lives as long as this object. A step's time moves `auto` only where rows
+  // have it.
   const moe::Policy* AutoPolicy() const;
 
   // Ready for a step of `items`, which carry the policies they would have: in back-off these are
@@ -75,7 +76,7 @@ class QualityWatch {
 
   bool SampleThisStep();
   void ChooseRows();
-  bool IsAuto(size_t item) const;
+  bool IsAuto(const moe::Policy* policy) const;
   void OnCompared(absl::Time now);
   void OnSuspects(std::span<const engine::ItemResult> results, absl::Time now);
   void OnChange(moe::QualityGuard::Change change);
@@ -96,6 +97,7 @@ class QualityWatch {
   bool took_policies_ = false;
   bool sampled_ = false;
   bool plain_ = false;  // No row of it is recomputed.
+  bool has_auto_ = false;
   std::vector<moe::QualitySample> step_samples_;
 };
 

@@ -221,62 +221,74 @@ TEST_F(QualityWatchTest, ABrokenRowOfAStepThatRemappedNothingSaysNothingEither) 
   EXPECT_EQ(watch_->state(), State::kActive);
 }
 
-TEST_F(QualityWatchTest, AutoIsExactUntilStepsAreTooSlowAndFallsWithTheGuard) {
-  QualityWatch::Options options = EveryStep();
-  const auto ladder = moe::MakePolicyLadder({.kind = moe::Policy::Kind::kOea, .k0 = 6},
-                                            {.kind = moe::Policy::Kind::kOea, .k0 = 2}, 5);
-  ASSERT_THAT(ladder, IsOk());
-  options.ladder = *ladder;
-  options.step_target = absl::Milliseconds(10);  // Steps take 20.
-  Watch(options);
-  ASSERT_NE(watch_->AutoPolicy(), nullptr);
+class AutoTest : public QualityWatchTest {
+ protected:
+  // Half of the steps are compared; the others tell the time.
+  void WatchAuto(double max_kl_nats) {
+    QualityWatch::Options options = EveryStep();
+    options.share = 0.5;
+    options.guard.budget.max_kl_nats = max_kl_nats;
+    const auto ladder = moe::MakePolicyLadder({.kind = moe::Policy::Kind::kOea, .k0 = 6},
+                                              {.kind = moe::Policy::Kind::kOea, .k0 = 2}, 5);
+    ASSERT_THAT(ladder, IsOk());
+    options.ladder = *ladder;
+    options.step_target = absl::Milliseconds(10);  // Steps take 20.
+    Watch(options);
+    ASSERT_NE(watch_->AutoPolicy(), nullptr);
+  }
+  void StepAuto() { Step(std::vector<const moe::Policy*>(kSequences, watch_->AutoPolicy())); }
+};
+
+TEST_F(AutoTest, IsExactUntilStepsAreTooSlowAndGentlerAfterATrip) {
+  WatchAuto(/*max_kl_nats=*/0.05);
   EXPECT_FALSE(watch_->AutoPolicy()->lossy());
-  const auto step_auto = [&] {
-    Step(std::vector<const moe::Policy*>(kSequences, watch_->AutoPolicy()));
-  };
   int steps = 0;
-  for (; !watch_->AutoPolicy()->lossy() && steps < 1000; ++steps) step_auto();
-  // Two intervals of a second.
+  for (; !watch_->AutoPolicy()->lossy() && steps < 1000; ++steps) StepAuto();
+  // Two intervals of a second; exact steps are not compared.
   EXPECT_EQ(steps, 100);
   EXPECT_EQ(watch_->AutoPolicy()->k0, 6);
   EXPECT_TRUE(Shows("lynx_moe_auto_rung 1"));
-  for (int step = 0; step < 4; ++step) step_auto();
+  for (int step = 0; step < 8; ++step) StepAuto();
   EXPECT_EQ(watch_->state(), State::kBackoff);
   EXPECT_TRUE(watch_->AutoPolicy()->lossy()) << "there must be something to probe";
   runner_->StopRemapping();
-  for (steps = 0; watch_->state() == State::kBackoff && steps < 10000; ++steps) step_auto();
+  for (steps = 0; watch_->state() == State::kBackoff && steps < 10000; ++steps) StepAuto();
   EXPECT_EQ(watch_->state(), State::kActive);
-  // And goes on from there: of the time of comparisons it learns nothing, so these steps have none.
-  for (steps = 0; watch_->AutoPolicy()->k0 == 6 && steps < 10000; ++steps) Step({});
+  EXPECT_EQ(watch_->AutoPolicy()->k0, 6);
+  for (steps = 0; watch_->AutoPolicy()->k0 == 6 && steps < 20000; ++steps) StepAuto();
   EXPECT_EQ(watch_->AutoPolicy()->k0, 5);
 }
 
-TEST_F(QualityWatchTest, OnlySamplesOfAutoMoveAuto) {
-  QualityWatch::Options options = EveryStep();
-  options.guard.budget.max_kl_nats = 100;  // The guard lets it all pass,
-  options.guard.window = 1000;
-  const auto ladder = moe::MakePolicyLadder({.kind = moe::Policy::Kind::kOea, .k0 = 6},
-                                            {.kind = moe::Policy::Kind::kOea, .k0 = 2}, 5);
-  options.ladder = *ladder;
-  Watch(options);
-  // Without lossy rows of its own every step is exact to it; without a target, too slow.
-  for (int step = 0; step < 100; ++step) Step({});
-  EXPECT_TRUE(Shows("lynx_moe_auto_rung 1"));
-  // ... and samples of other policies are no proof for the next rung.
-  for (int step = 0; step < 100; ++step) StepAll();
-  for (int step = 0; step < 200; ++step) Step({});
-  EXPECT_TRUE(Shows("lynx_moe_auto_rung 1"));
-  // Its own are; but not the time of steps that were compared, or that computed tokens again.
-  for (int step = 0; step < 200; ++step) {
-    Step(std::vector<const moe::Policy*>(kSequences, watch_->AutoPolicy()));
-  }
-  for (int step = 0; step < 200; ++step) {
+TEST_F(AutoTest, MovesByTheTimeOfPlainStepsWithAutoInThemOnly) {
+  WatchAuto(/*max_kl_nats=*/100);
+  for (int step = 0; step < 300; ++step) StepAll();
+  for (int step = 0; step < 300; ++step) {
     sequences_[0]->Preempt();
-    Step({});
+    StepAuto();
   }
+  EXPECT_TRUE(Shows("lynx_moe_auto_rung 0"));
+  QualityWatch::Options options = EveryStep();
+  options.guard.budget.max_kl_nats = 100;
+  options.ladder = {moe::Policy{}, kPolicy};
+  Watch(options);
+  for (int step = 0; step < 100; ++step) StepAuto();
   EXPECT_TRUE(Shows("lynx_moe_auto_rung 1"));
-  for (int step = 0; step < 200; ++step) Step({});
-  EXPECT_TRUE(Shows("lynx_moe_auto_rung 2"));
+}
+
+TEST_F(AutoTest, NeedsProofOfItsOwnSamples) {
+  WatchAuto(/*max_kl_nats=*/100);
+  runner_->StopRemapping();
+  for (int step = 0; step < 100; ++step) StepAuto();
+  ASSERT_TRUE(Shows("lynx_moe_auto_rung 1"));
+  // In a batch of a few rows of another policy and one of auto, only that one speaks for it: of 32
+  // samples it needs, one in every eight compared rows comes.
+  int steps = 0;
+  for (; !Shows("lynx_moe_auto_rung 2") && steps < 10000; ++steps) {
+    Step({&kPolicy, &kPolicy, &kPolicy, watch_->AutoPolicy()});
+  }
+  // Every second step compares two of four rows: one of auto's in four steps.
+  EXPECT_GT(steps, 32 * 4 - 8);
+  EXPECT_LT(steps, 32 * 4 + 300);
 }
 
 }  // namespace
