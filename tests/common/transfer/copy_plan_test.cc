@@ -93,7 +93,8 @@ TEST(HandshakeTest, PatternsOfTwoSendersDiffer) {
 }
 
 TEST(HandshakeTest, ReplyMessagesAreBoundedAndValidText) {
-  const std::string long_text = std::string(1023, 'x') + "\xc3\xa9\xff";
+  std::string long_text(1023, 'x');
+  long_text += "\xc3\xa9\xff";
   const std::string text = ReplyMessage(absl::InternalError(long_text));
   EXPECT_EQ(text, std::string(1023, 'x'));
   EXPECT_EQ(StatusFromReply(0, "no").code(), absl::StatusCode::kUnknown);
