@@ -14,7 +14,7 @@ namespace lynx::text {
 // Every returned string is valid UTF-8 and never ends inside a character; all of them joined, with
 // Flush(), are what one decode of the whole would give. Text of the prompt is never returned, with
 // one exception: a character that the prompt begins and the output completes is returned whole.
-// Prompt bytes that the output does not complete vanish without a mark.
+// One that is never completed vanishes without a mark, since the mark belongs where it begins.
 //
 // To resume a stream elsewhere, construct with the same prompt and the tokens already sent: what
 // Push() gives then goes on where the first stream stopped.

@@ -64,8 +64,10 @@ class FakeSequenceService final : public router::SequenceService {
   void End(size_t sequence, proto::Terminal::FinishReason reason) {
     EndWith(sequence, {.status = absl::OkStatus(), .finish_reason = reason});
   }
-  void Fail(size_t sequence, absl::Status status, absl::Duration retry_after = absl::Seconds(1)) {
-    EndWith(sequence, {.status = std::move(status), .retry_after = retry_after});
+  void Fail(size_t sequence, absl::Status status, absl::Duration retry_after = absl::Seconds(1),
+            bool work_begun = false) {
+    EndWith(sequence,
+            {.status = std::move(status), .retry_after = retry_after, .work_begun = work_begun});
   }
 
   bool Live(size_t sequence) const { return sinks_.contains(sequence + 1001); }

@@ -186,7 +186,7 @@ void PieceDecoder::Drain(State& state, std::string& out) const {
       break;
     } else {
       used = byte_level_ ? std::max<size_t>(1, used) : 1;
-      if (used > state.prompt_bytes) out += kReplacement;
+      if (state.prompt_bytes == 0) out += kReplacement;
     }
     state.prompt_bytes -= std::min(used, state.prompt_bytes);
     rest.remove_prefix(used);
@@ -218,7 +218,7 @@ void PieceDecoder::Push(const TokenPiece& piece, State& state, std::string& out)
 void PieceDecoder::Finish(State& state, std::string& out) const {
   std::string text;
   if (byte_level_) {
-    if (state.pending.size() > state.prompt_bytes) text += kReplacement;
+    if (!state.pending.empty() && state.prompt_bytes == 0) text += kReplacement;
   } else {
     for (size_t i = state.prompt_bytes; i < state.pending.size(); ++i) text += kReplacement;
   }

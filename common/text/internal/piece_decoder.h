@@ -27,7 +27,7 @@ struct TokenPiece {
 // Malformed bytes become U+FFFD: one for each maximal malformed part with a byte-level vocabulary,
 // one for each byte with byte fallback. (There the reference replaces the well-formed characters
 // of a run of byte tokens too when the run holds one bad byte anywhere; a stream cannot, since it
-// has sent them by then.)
+// has sent them by then.) A malformed part that begins before the text that is wanted has no mark.
 class PieceDecoder {
  public:
   struct State {

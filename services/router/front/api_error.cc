@@ -12,6 +12,7 @@ namespace {
 
 constexpr char kParamPayload[] = "lynx.api/param";
 constexpr char kCodePayload[] = "lynx.api/code";
+constexpr char kModelPayload[] = "lynx.api/model";
 
 void SetPayload(absl::Status& status, const char* key, std::string_view value) {
   if (!value.empty()) status.SetPayload(key, absl::Cord(std::string(value)));
@@ -31,6 +32,13 @@ absl::Status FieldError(std::string_view param, std::string_view message, std::s
   SetPayload(status, kCodePayload, code);
   return status;
 }
+
+absl::Status ForModel(absl::Status error, std::string_view model) {
+  SetPayload(error, kModelPayload, model);
+  return error;
+}
+
+std::string ModelOf(const absl::Status& error) { return GetPayload(error, kModelPayload); }
 
 absl::Status UnknownModelError(std::string_view model) {
   // The name is the client's text: bounded, and cut so that no character is left in halves.

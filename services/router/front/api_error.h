@@ -15,6 +15,10 @@ namespace lynx::router {
 absl::Status FieldError(std::string_view param, std::string_view message,
                         std::string_view code = "");
 
+// The error, of a request for the served model `model`; and that model, or nothing.
+absl::Status ForModel(absl::Status error, std::string_view model);
+std::string ModelOf(const absl::Status& error);
+
 // NotFound (404), code `model_not_found`.
 absl::Status UnknownModelError(std::string_view model);
 

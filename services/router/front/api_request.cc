@@ -236,15 +236,17 @@ constexpr struct {
     {"row_coverage", ParameterType::kNumber}, {"lambda", ParameterType::kNumber},
 };
 
-// The value in the form that moe::MakePolicy reads; `field` names it in errors.
-absl::StatusOr<std::string> PolicyParameterText(std::string_view key, const std::string& field,
-                                                const Json& value) {
+// The value in the form that moe::MakePolicy reads, nothing for null; `field` names it in errors.
+absl::StatusOr<std::optional<std::string>> PolicyParameterText(std::string_view key,
+                                                               const std::string& field,
+                                                               const Json& value) {
   const auto* const known =
       std::find_if(std::begin(kPolicyParameters), std::end(kPolicyParameters),
                    [&](const auto& parameter) { return parameter.key == key; });
   if (known == std::end(kPolicyParameters)) {
     return FieldError(field, absl::StrCat("'", field, "' is not known: no policy has it"));
   }
+  if (value.is_null()) return std::nullopt;
   switch (known->type) {
     case ParameterType::kNumber:
       if (!value.is_number()) return TypeError(field, "a number", value);
@@ -270,11 +272,11 @@ absl::Status ReadLynx(const Json& body, const RequestLimits& limits, ApiRequest&
   if (!lynx->is_object()) return TypeError("lynx", "an object", *lynx);
   std::vector<std::pair<std::string, std::string>> parameters;
   for (const auto& [key, value] : lynx->items()) {
-    if (key == "policy" || value.is_null()) continue;
+    if (key == "policy") continue;
     // The key is the client's text: bounded, and cut so that no character is left in halves.
     const std::string field = absl::StrCat("lynx.", ReplaceInvalidUtf8(key.substr(0, 40)));
-    LYNX_ASSIGN_OR_RETURN(std::string text, PolicyParameterText(key, field, value));
-    parameters.emplace_back(key, std::move(text));
+    LYNX_ASSIGN_OR_RETURN(std::optional<std::string> text, PolicyParameterText(key, field, value));
+    if (text.has_value()) parameters.emplace_back(key, *std::move(text));
   }
   const Json* policy_name = Find(*lynx, "policy");
   if (policy_name == nullptr) {
@@ -642,14 +644,7 @@ absl::Status ReadCommon(const Json& body, const RequestLimits& limits, ApiReques
   return ReadSampling(body, limits, out);
 }
 
-}  // namespace
-
-absl::StatusOr<ApiRequest> ParseCompletionRequest(std::string_view body,
-                                                  const RequestLimits& limits) {
-  LYNX_ASSIGN_OR_RETURN(const Json json, ParseObject(body));
-  ApiRequest request;
-  request.api = Api::kCompletions;
-  LYNX_RETURN_IF_ERROR(ReadModel(json, limits, request.model));
+absl::Status ReadCompletion(const Json& json, const RequestLimits& limits, ApiRequest& request) {
   LYNX_RETURN_IF_ERROR(ReadPrompts(json, limits, request));
   LYNX_RETURN_IF_ERROR(ReadCommon(json, limits, request));
   if (request.prompts.size() * static_cast<size_t>(request.n) >
@@ -658,6 +653,24 @@ absl::StatusOr<ApiRequest> ParseCompletionRequest(std::string_view body,
                                              request.n, " is over the limit of ",
                                              limits.max_choices, " choices per request"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadChat(const Json& json, const RequestLimits& limits, ApiRequest& request) {
+  LYNX_ASSIGN_OR_RETURN(request.messages, ReadMessages(json));
+  return ReadCommon(json, limits, request);
+}
+
+}  // namespace
+
+absl::StatusOr<ApiRequest> ParseCompletionRequest(std::string_view body,
+                                                  const RequestLimits& limits) {
+  LYNX_ASSIGN_OR_RETURN(const Json json, ParseObject(body));
+  ApiRequest request;
+  request.api = Api::kCompletions;
+  LYNX_RETURN_IF_ERROR(ReadModel(json, limits, request.model));
+  absl::Status read = ReadCompletion(json, limits, request);
+  if (!read.ok()) return ForModel(std::move(read), request.model);
   return request;
 }
 
@@ -666,8 +679,8 @@ absl::StatusOr<ApiRequest> ParseChatRequest(std::string_view body, const Request
   ApiRequest request;
   request.api = Api::kChat;
   LYNX_RETURN_IF_ERROR(ReadModel(json, limits, request.model));
-  LYNX_ASSIGN_OR_RETURN(request.messages, ReadMessages(json));
-  LYNX_RETURN_IF_ERROR(ReadCommon(json, limits, request));
+  absl::Status read = ReadChat(json, limits, request);
+  if (!read.ok()) return ForModel(std::move(read), request.model);
   return request;
 }
 

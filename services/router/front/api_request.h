@@ -70,7 +70,8 @@ struct ApiRequest {
   bool include_usage = false;
 };
 
-// Both return InvalidArgument or NotFound (unknown model) as made by api_error.h.
+// Both return InvalidArgument or NotFound (unknown model) as made by api_error.h, with the model if
+// it is served.
 absl::StatusOr<ApiRequest> ParseCompletionRequest(std::string_view body,
                                                   const RequestLimits& limits);
 absl::StatusOr<ApiRequest> ParseChatRequest(std::string_view body, const RequestLimits& limits);

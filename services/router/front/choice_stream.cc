@@ -20,6 +20,15 @@ std::span<const TokenId> ContextTail(const text::Tokenizer& tokenizer,
   return prompt.subspan(begin);
 }
 
+text::IncrementalDetokenizer MakeDetokenizer(const text::Tokenizer& tokenizer,
+                                             std::span<const TokenId> prompt, bool echoed) {
+  const std::span<const TokenId> tail = ContextTail(tokenizer, prompt);
+  // What EchoText() held back is due here. A special token, which it spells out, ends a character.
+  const bool owed = echoed && !tail.empty() && !tokenizer.IsSpecial(tail.back());
+  const std::span<const TokenId> none;
+  return {tokenizer, owed ? none : tail, owed ? tail : none, /*skip_special=*/true};
+}
+
 }  // namespace
 
 int64_t CountCharacters(std::string_view utf8) {
@@ -40,7 +49,10 @@ TokenLogprob ToTokenLogprob(const text::Tokenizer& tokenizer, const proto::Token
 }
 
 std::string EchoText(const text::Tokenizer& tokenizer, std::span<const TokenId> prompt) {
-  return tokenizer.Decode(prompt, /*skip_special=*/false);
+  text::IncrementalDetokenizer detokenizer(tokenizer, {}, /*skip_special=*/false);
+  std::string text;
+  for (const TokenId id : prompt) text += detokenizer.Push(id);
+  return text;
 }
 
 std::vector<TokenLogprob> EchoLogprobs(const text::Tokenizer& tokenizer,
@@ -65,9 +77,10 @@ std::vector<TokenLogprob> EchoLogprobs(const text::Tokenizer& tokenizer,
 }
 
 ChoiceStream::ChoiceStream(const text::Tokenizer& tokenizer, std::span<const TokenId> prompt,
-                           text::StopMatcher stops, bool with_logprobs, int64_t text_offset)
+                           text::StopMatcher stops, bool with_logprobs, bool echoed,
+                           int64_t text_offset)
     : tokenizer_(tokenizer),
-      detokenizer_(tokenizer, ContextTail(tokenizer, prompt), /*skip_special=*/true),
+      detokenizer_(MakeDetokenizer(tokenizer, prompt, echoed)),
       stops_(std::move(stops)),
       with_logprobs_(with_logprobs),
       text_characters_(text_offset) {}

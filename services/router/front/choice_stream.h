@@ -22,7 +22,8 @@ int64_t CountCharacters(std::string_view utf8);
 // The raw bytes and log-probabilities of one token, as an answer shows them.
 TokenLogprob ToTokenLogprob(const text::Tokenizer& tokenizer, const proto::Token& token);
 
-// The text of an echoed prompt. Special tokens are spelled out: the client wrote them.
+// The text of an echoed prompt. Special tokens are spelled out: the client wrote them. A character
+// that the prompt leaves unfinished is left to the ChoiceStream, which may complete it.
 std::string EchoText(const text::Tokenizer& tokenizer, std::span<const TokenId> prompt);
 
 // Log-probabilities of an echoed prompt, aligned with EchoText(). `tail` has those of its tokens 1
@@ -47,9 +48,11 @@ class ChoiceStream {
     bool empty() const { return text.empty() && logprobs.empty(); }
   };
 
+  // `echoed`: EchoText() of the prompt stands before this text, and what it held back comes here.
+  // Else a character that the prompt begins shows only if it is completed.
   // `text_offset`: characters of the choice's text before the first generated one.
   ChoiceStream(const text::Tokenizer& tokenizer, std::span<const TokenId> prompt,
-               text::StopMatcher stops, bool with_logprobs, int64_t text_offset);
+               text::StopMatcher stops, bool with_logprobs, bool echoed, int64_t text_offset);
 
   // True when a stop string is complete: the text has ended. Nothing may be pushed afterwards.
   bool Push(const proto::Token& token);

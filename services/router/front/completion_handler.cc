@@ -172,10 +172,11 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
                                  const std::string& request_id,
                                  std::shared_ptr<http::ResponseWriter> writer) {
   const absl::Time received = loop_.Now();
-  absl::StatusOr<PreparedRequest> prepared = Prepare(api, request.body);
+  std::string model;
+  absl::StatusOr<PreparedRequest> prepared = Prepare(api, request.body, model);
   if (!prepared.ok()) {
     const ApiError error = ToApiError(prepared.status());
-    metrics_.CountRequest(metrics_.ForModel(""), api, error.http_status,
+    metrics_.CountRequest(metrics_.ForModel(model), api, error.http_status,
                           OutcomeOf(error.http_status));
     telemetry::LogInfo("request refused", {{"request_id", request_id},
                                            {"code", absl::StrCat(error.http_status)},
@@ -202,11 +203,15 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
   });
 }
 
-absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::string& body) {
+absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::string& body,
+                                                           std::string& model) {
   const RequestLimits& limits = options_.limits;
   PreparedRequest prepared;
-  LYNX_ASSIGN_OR_RETURN(prepared.request, api == Api::kChat ? ParseChatRequest(body, limits)
-                                                            : ParseCompletionRequest(body, limits));
+  absl::StatusOr<ApiRequest> parsed =
+      api == Api::kChat ? ParseChatRequest(body, limits) : ParseCompletionRequest(body, limits);
+  model = parsed.ok() ? parsed->model : ModelOf(parsed.status());
+  if (!parsed.ok()) return parsed.status();
+  prepared.request = *std::move(parsed);
   const ApiRequest& request = prepared.request;
   const absl::Time begin = loop_.Now();
 

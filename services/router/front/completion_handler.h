@@ -67,7 +67,8 @@ class CompletionHandler final : public http::RequestHandler {
                 std::shared_ptr<http::ResponseWriter> writer);
   std::optional<http::HttpResponse> RefusePath(const http::HttpRequest& request,
                                                const std::string& request_id);
-  absl::StatusOr<PreparedRequest> Prepare(Api api, const std::string& body);
+  // `model`: the request's, as far as it was read, also on failure.
+  absl::StatusOr<PreparedRequest> Prepare(Api api, const std::string& body, std::string& model);
   absl::StatusOr<std::string> Models(const http::HttpRequest& request) const;
   absl::StatusOr<std::string> Tokenize(const std::string& body) const;
   absl::StatusOr<std::string> Detokenize(const std::string& body) const;

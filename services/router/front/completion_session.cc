@@ -36,7 +36,7 @@ class CompletionSession::ChoiceSink final : public SequenceSink {
         whole{.index = index, .text = {}, .logprobs = {}, .finish_reason = FinishReason::kNone},
         stream(session_in.context_.tokenizer, prompt_in.ids,
                MakeStopMatcher(session_in.prepared_.request.stop),
-               session_in.prepared_.request.logprobs.has_value(),
+               session_in.prepared_.request.logprobs.has_value(), session_in.prepared_.request.echo,
                CountCharacters(prompt_in.echo_text)) {
     if (session_in.prepared_.request.logprobs.has_value()) whole.logprobs.emplace();
   }
@@ -102,7 +102,7 @@ void CompletionSession::Start(std::function<void()> finished) {
     sequence.request_id = prepared_.head.id;
     auto id = context_.service.Start(std::move(sequence), *choice);
     if (!id.ok()) {
-      Fail(id.status(), absl::Seconds(1));
+      Fail(id.status(), absl::Seconds(1), /*work_begun=*/false);
       return;
     }
     choice->sequence = *id;
@@ -142,7 +142,7 @@ void CompletionSession::OnEnd(ChoiceSink& choice, const SequenceEnd& end) {
   choice.live = false;
   if (state_ == State::kDone || choice.over) return;
   if (!end.status.ok()) {
-    Fail(end.status, end.retry_after);
+    Fail(end.status, end.retry_after, end.work_begun);
     return;
   }
   if (!choice.begun) {
@@ -287,7 +287,8 @@ void CompletionSession::Complete() {
   Finish(200, Outcome::kOk, absl::OkStatus());
 }
 
-void CompletionSession::Fail(const absl::Status& status, absl::Duration retry_after) {
+void CompletionSession::Fail(const absl::Status& status, absl::Duration retry_after,
+                             bool work_begun) {
   if (state_ == State::kDone) return;
   const ApiError error = ToApiError(status, retry_after);
   if (state_ == State::kStreaming) {
@@ -305,7 +306,8 @@ void CompletionSession::Fail(const absl::Status& status, absl::Duration retry_af
     response.headers.emplace_back("Retry-After", RetryAfterSeconds(error.retry_after));
   }
   writer_->Send(std::move(response)).IgnoreError();
-  Finish(error.http_status, OutcomeOf(error.http_status), status);
+  // A sister sequence may have come further than the one that failed.
+  Finish(error.http_status, OutcomeOf(error.http_status, work_begun || any_token_), status);
 }
 
 void CompletionSession::OnClientGone() {

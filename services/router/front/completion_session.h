@@ -95,7 +95,7 @@ class CompletionSession {
   void Emit(ChoiceSink& choice, ChoiceStream::Delta delta, FinishReason reason);
   void Flush();
   void Complete();
-  void Fail(const absl::Status& status, absl::Duration retry_after);
+  void Fail(const absl::Status& status, absl::Duration retry_after, bool work_begun = true);
 
   bool BeginStream();  // False: the client has left, and the session is done.
   void ArmHeartbeat(absl::Duration delay);

@@ -38,7 +38,8 @@ constexpr std::pair<int, Outcome> kEnds[] = {
     {200, Outcome::kCancelled},   {FrontMetrics::kClientClosedCode, Outcome::kCancelled},
     {400, Outcome::kClientError}, {404, Outcome::kClientError},
     {413, Outcome::kClientError}, {429, Outcome::kRejected},
-    {503, Outcome::kRejected},    {500, Outcome::kServerError},
+    {503, Outcome::kRejected},    {429, Outcome::kServerError},
+    {500, Outcome::kServerError}, {503, Outcome::kServerError},
     {504, Outcome::kServerError}};
 
 FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& name) {
@@ -128,9 +129,11 @@ void FrontMetrics::CountRequest(Model& model, Api api, int code, Outcome outcome
   it->second.Increment();
 }
 
-Outcome OutcomeOf(int http_status) {
+Outcome OutcomeOf(int http_status, bool work_begun) {
   if (http_status < 400) return Outcome::kOk;
-  if (http_status == 429 || http_status == 503) return Outcome::kRejected;
+  if (http_status == 429 || http_status == 503) {
+    return work_begun ? Outcome::kServerError : Outcome::kRejected;
+  }
   return http_status < 500 ? Outcome::kClientError : Outcome::kServerError;
 }
 

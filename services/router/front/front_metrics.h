@@ -14,7 +14,8 @@
 
 namespace lynx::router {
 
-// How a request ended, decided at the end of its stream: a broken 200 is no success.
+// How a request ended, decided at the end of its stream: a broken 200 is no success. Rejected is
+// what was refused before any work: the same status after it is a server error.
 enum class Outcome : uint8_t {
   kOk,
   kClientError,
@@ -61,7 +62,7 @@ class FrontMetrics {
   telemetry::Histogram tokenize_;
 };
 
-// The outcome that a status code alone stands for, when nothing was streamed.
-Outcome OutcomeOf(int http_status);
+// The outcome that a status code stands for, when nothing was streamed.
+Outcome OutcomeOf(int http_status, bool work_begun = false);
 
 }  // namespace lynx::router

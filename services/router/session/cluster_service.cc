@@ -243,6 +243,7 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
   }
   if (!effects.end.has_value()) return;
   effects.end->retry_after = admission_.RetryAfter();
+  effects.end->work_begun = entry->session.work_begun();
   if (effects.end->status.ok()) {
     metrics_.Ended(SequenceOutcome::kFinished);
   } else {

@@ -32,6 +32,7 @@ struct SequenceEnd {
   absl::Status status;
   proto::Terminal::FinishReason finish_reason = proto::Terminal::FINISH_REASON_UNSPECIFIED;
   absl::Duration retry_after = absl::Seconds(1);  // Hint for 429 and 503.
+  bool work_begun = false;                        // Its prompt went to a node, if ever so long ago.
 };
 
 // Receives the events of one sequence, in order: at most one OnFirstToken, then any OnTokens, then

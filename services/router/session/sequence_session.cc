@@ -120,6 +120,7 @@ SequenceSession::Effects SequenceSession::OnPrefillSent(NodeId prefill, absl::Ti
   prefill_ = prefill;
   wait_until_ = now + options_.first_token_timeout;
   times_.prefill_sent = now;
+  work_begun_ = true;
   return {};
 }
 

@@ -61,7 +61,8 @@ const char* Name(RetryReason reason);
 //       as (1).
 //   (3) Nodes speak of different things over different connections, so decode's tokens may come
 //       before prefill's FirstToken, and a lost message leaves a hole. Both wait gap_timeout.
-//   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are in;
+//   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are
+//   in;
 //       but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) ResourceExhausted, or what the caller of OnDeadline says.
 //
@@ -141,6 +142,7 @@ class SequenceSession {
   NodeId prefill() const { return prefill_; }    // 0: not placed.
   const proto::GrantInfo& grant() const { return grant_; }
   bool granted() const { return granted_; }
+  bool work_begun() const { return work_begun_; }  // In any attempt: the prompt went to a node.
   const Times& times() const { return times_; }
   // Delivered so far: with the prompt and the seed, all that another node needs to go on.
   const std::vector<TokenId>& output() const { return output_; }
@@ -170,6 +172,7 @@ class SequenceSession {
   const Options& options_;
   SequenceState state_ = SequenceState::kQueued;
   int retries_ = 0;
+  bool work_begun_ = false;
   absl::Time queue_until_;  // For the queue; a node that is busy does not move it.
   absl::Time wait_until_;   // For whatever the state waits for.
   absl::Time gap_until_ = absl::InfiniteFuture();

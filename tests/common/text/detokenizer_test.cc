@@ -124,10 +124,17 @@ TEST(IncrementalDetokenizerTest, APromptThatEndsInsideACharacterIsNotRepeated) {
   EXPECT_EQ(abandoned.Push(ByteTokens(*tokenizer, "x")[0]), "x");
   EXPECT_EQ(IncrementalDetokenizer(*tokenizer, prompt, false).Flush(), "");
 
-  // Its second byte did.
+  // Nor when it went on and was not completed: the mark is due where the character begins.
   IncrementalDetokenizer broken(*tokenizer, prompt, false);
   EXPECT_EQ(broken.Push(euro[1]), "");
-  EXPECT_EQ(broken.Push(ByteTokens(*tokenizer, "x")[0]), "\uFFFDx");
+  EXPECT_EQ(broken.Push(ByteTokens(*tokenizer, "x")[0]), "x");
+  IncrementalDetokenizer cut(*tokenizer, prompt, false);
+  EXPECT_EQ(cut.Push(euro[1]), "");
+  EXPECT_EQ(cut.Flush(), "");
+
+  // A byte that no character of the prompt can take is the output's own.
+  IncrementalDetokenizer own(*tokenizer, prompt, false);
+  EXPECT_EQ(own.Push(ByteTokens(*tokenizer, "\xFF")[0]), "\uFFFD");
 }
 
 TEST(IncrementalDetokenizerTest, SpecialTokensAreSkippedOrShown) {

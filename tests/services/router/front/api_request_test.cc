@@ -354,6 +354,8 @@ TEST(ApiRequestTest, ABadPolicyIsRefusedByItsField) {
            {R"({"policy":"auto"})", "lynx.policy", "'auto'"},
            {R"({"policy":""})", "lynx.policy", "''"},
            {R"({"other":1})", "lynx.other", "not known"},
+           {R"({"other":null})", "lynx.other", "not known"},
+           {R"({"policy":"lynx","alhpa":null})", "lynx.alhpa", "not known"},
            {R"({"policy":"lynx","gamma":1})", "lynx.gamma", "not known"},
            {R"({"policy":"lynx","gamma":[1]})", "lynx.gamma", "not known"},
            {R"({"policy":"lynx","k0":4})", "lynx.k0", "takes no 'k0'"},

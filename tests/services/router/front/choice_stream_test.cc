@@ -43,7 +43,7 @@ ChoiceStream MakeStream(std::vector<std::string> stops, int64_t text_offset = 0)
   auto matcher = text::StopMatcher::Create(std::move(stops));
   EXPECT_TRUE(matcher.ok()) << matcher.status();
   return ChoiceStream(TinyTokenizer(), Encode("prompt"), *std::move(matcher),
-                      /*with_logprobs=*/true, text_offset);
+                      /*with_logprobs=*/true, /*echoed=*/false, text_offset);
 }
 
 std::vector<std::string> Bytes(const std::vector<TokenLogprob>& logprobs) {

@@ -378,6 +378,46 @@ TEST_F(CompletionHandlerTest, APromptThatEndsInsideACharacterIsNotRepeated) {
   auto other = Complete(Json(prompt).dump(), R"("stream":true)");
   Speak(1, Encode("12"), kLength);
   EXPECT_EQ(ReadStream(*other).text, "12");
+
+  // The output went on with the character and did not complete it: the mark is the prompt's.
+  auto broken = Complete(Json(prompt).dump(), R"("stream":true)");
+  service_.First(2, TokenFor("\x80"));
+  service_.Tokens(2, Encode(" total"));
+  service_.End(2, kLength);
+  EXPECT_EQ(ReadStream(*broken).text, " total");
+}
+
+TEST_F(CompletionHandlerTest, AnEchoShowsTheCharacterThatTheOutputCompletes) {
+  std::vector<TokenId> prompt = Encode("Total: ");
+  prompt.push_back(TokenFor("\xe2"));
+  size_t sequence = 0;
+  for (const char* stream : {"false", "true"}) {
+    for (const auto& [output, text] :
+         std::vector<std::pair<std::string, std::string>>{{"\x82\xac"
+                                                           "12",
+                                                           "Total: \u20AC12"},
+                                                          {"12", "Total: \uFFFD12"},
+                                                          {"\x82", "Total: \uFFFD"},
+                                                          {"\x82 12", "Total: \uFFFD 12"}}) {
+      SCOPED_TRACE(text);
+      auto writer = Complete(Json(prompt).dump(),
+                             absl::StrCat(R"("echo":true,"logprobs":0,"stream":)", stream));
+      Speak(sequence++, ByteTokens(output), kLength);
+      if (writer->streaming()) {
+        EXPECT_EQ(ReadStream(*writer).text, text);
+        continue;
+      }
+      const Json choice = Json::parse(writer->body())["choices"][0];
+      EXPECT_EQ(choice["text"], text);
+      const Json& offsets = choice["logprobs"]["text_offset"];
+      ASSERT_THAT(offsets, SizeIs(prompt.size() + output.size()));
+      EXPECT_EQ(offsets[prompt.size() - 1], 7);
+      EXPECT_EQ(offsets[prompt.size()], 7);
+    }
+  }
+  auto scored = Complete(Json(prompt).dump(), R"("echo":true,"max_tokens":0)");
+  Speak(sequence, {TokenFor("x")}, kLength);
+  EXPECT_EQ(Json::parse(scored->body())["choices"][0]["text"], "Total: \uFFFD");
 }
 
 // STR-6: a failure before the first token looked like an empty success.
@@ -471,6 +511,36 @@ TEST_F(CompletionHandlerTest, RefusalsSayWhenToComeBack) {
   EXPECT_EQ(writer->status(), 429);
   EXPECT_EQ(writer->Header("retry-after"), "7");
   EXPECT_EQ(Requests("chat", 429, "rejected"), 3);
+}
+
+TEST_F(CompletionHandlerTest, OnlyWhatWasRefusedBeforeWorkCountsAsRejected) {
+  auto refused = Chat("");
+  service_.Fail(0, absl::UnavailableError("no node"));
+  EXPECT_EQ(refused->status(), 503);
+  EXPECT_EQ(Requests("chat", 503, "rejected"), 1);
+  auto lost = Chat("");
+  service_.Fail(1, absl::UnavailableError("node lost"), absl::Seconds(1), /*work_begun=*/true);
+  EXPECT_EQ(lost->status(), 503);
+  auto sisters = Chat(R"("n":2)");
+  service_.First(2, TokenFor("A"));
+  service_.Fail(3, absl::UnavailableError("no node"));
+  EXPECT_EQ(sisters->status(), 503);
+  EXPECT_EQ(Requests("chat", 503, "server_error"), 2);
+  EXPECT_EQ(Requests("chat", 503, "rejected"), 1);
+  loop_.RunDue();
+}
+
+TEST_F(CompletionHandlerTest, ARefusedRequestCountsForItsModel) {
+  Chat(R"("temperature":9)");
+  EXPECT_EQ(Requests("chat", 400, "client_error"), 1);
+  Complete(R"("x")", R"("max_tokens":100000)");
+  Complete("[]");
+  EXPECT_EQ(Requests("completions", 400, "client_error"), 2);
+  Call("POST", "/v1/completions", R"({"model":"what","prompt":[]})");
+  Call("POST", "/v1/completions", "{");
+  const std::string other = R"(lynx_router_requests_total{api="completions",code=")";
+  EXPECT_EQ(Metric(other + R"(404",model_name="other",outcome="client_error"})"), 1);
+  EXPECT_EQ(Metric(other + R"(400",model_name="other",outcome="client_error"})"), 1);
 }
 
 TEST_F(CompletionHandlerTest, WhenOneChoiceFailsOrIsRefusedTheOthersStop) {

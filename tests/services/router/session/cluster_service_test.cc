@@ -386,6 +386,7 @@ TEST_F(ClusterServiceTest, ALostDecodeNodeInMidStreamEndsTheStreamWithAnError) {
   loop_.Advance(absl::Seconds(2));
   ASSERT_TRUE(client.end.has_value());
   EXPECT_THAT(client.end->status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("replaced")));
+  EXPECT_TRUE(client.end->work_begun);
   EXPECT_TRUE(Shows("lynx_router_sequences_total{outcome=\"failed\"} 1"));
   ExpectNothingHeld();
 }
@@ -535,6 +536,8 @@ TEST_F(ClusterServiceTest, ShutdownEndsEverything) {
   ASSERT_TRUE(streaming.end.has_value() && queued.end.has_value());
   EXPECT_THAT(streaming.end->status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(queued.end->status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_TRUE(streaming.end->work_begun);
+  EXPECT_FALSE(queued.end->work_begun);
   loop_.Advance(absl::Milliseconds(10));
   ExpectNothingHeld();
 }
