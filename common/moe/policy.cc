@@ -99,7 +99,8 @@ absl::Status SetParameter(std::string_view name, std::string_view key, std::stri
                           Policy& policy) {
   const auto count = [&](int32_t& field, int32_t least) {
     if (!ReadInt(value, field) || field < least || field > kMaxCount) {
-      return Wrong(name, key, value, absl::StrCat("an integer of at least ", least));
+      return Wrong(name, key, value,
+                   absl::StrCat("an integer of at least ", least, " and at most ", kMaxCount));
     }
     return absl::OkStatus();
   };
@@ -119,7 +120,8 @@ absl::Status SetParameter(std::string_view name, std::string_view key, std::stri
     if (value == "none") {
       policy.beta = Policy::kUnbounded;
     } else if (!ReadInt(value, policy.beta) || policy.beta < 0 || policy.beta > kMaxCount) {
-      return Wrong(name, key, value, "an integer of at least 0, or none");
+      return Wrong(name, key, value,
+                   absl::StrCat("an integer of at least 0 and at most ", kMaxCount, ", or none"));
     }
     return absl::OkStatus();
   }

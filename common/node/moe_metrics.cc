@@ -68,12 +68,20 @@ std::string Count(int32_t value) {
                                             : absl::StrCat(value);
 }
 
+// The canonical text after the name: it tells all policies of a name apart.
+std::string Parameters(const moe::Policy& policy) {
+  const std::string text = moe::ToString(policy);
+  const size_t colon = text.find(':');
+  return colon == std::string::npos ? "-" : text.substr(colon + 1);
+}
+
 // "-": the policy has no such parameter.
 telemetry::Labels PolicyLabels(const moe::Policy& policy) {
   return {{"policy", std::string(moe::KindName(policy.kind))},
           {"alpha", policy.alpha > 0 ? absl::StrCat(policy.alpha) : "-"},
           {"beta", Count(policy.beta)},
-          {"floor", Count(policy.floor)}};
+          {"floor", Count(policy.floor)},
+          {"parameters", Parameters(policy)}};
 }
 
 }  // namespace

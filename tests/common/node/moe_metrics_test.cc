@@ -60,13 +60,17 @@ TEST_F(MoeMetricsTest, EverySeriesIsThereFromTheStart) {
 }
 
 TEST_F(MoeMetricsTest, NamesThePolicyInForce) {
-  ExpectSeries("lynx_moe_policy_info{alpha=\"0.5\",beta=\"none\",floor=\"0\",policy=\"lynx\"}",
+  ExpectSeries(R"(lynx_moe_policy_info{alpha="0.5",beta="none",floor="0",)"
+               R"(parameters="alpha=0.5,beta=none,floor=0",policy="lynx"})",
                "1");
   telemetry::Registry other;
   MoeMetrics exact(other, ThreeLayers(), moe::Policy{});
-  EXPECT_THAT(
-      other.Render(),
-      HasSubstr("lynx_moe_policy_info{alpha=\"-\",beta=\"-\",floor=\"-\",policy=\"exact\"} 1"));
+  EXPECT_THAT(other.Render(),
+              HasSubstr(R"(lynx_moe_policy_info{alpha="-",beta="-",floor="-",parameters="-",)"
+                        R"(policy="exact"} 1)"));
+  telemetry::Registry third;
+  MoeMetrics oea(third, ThreeLayers(), moe::Policy{.kind = moe::Policy::Kind::kOea, .k0 = 4});
+  EXPECT_THAT(third.Render(), HasSubstr(R"(parameters="k0=4",policy="oea"} 1)"));
 }
 
 TEST_F(MoeMetricsTest, CountsADecodeStep) {
