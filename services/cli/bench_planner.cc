@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -65,6 +66,9 @@ absl::StatusOr<Traces> ReadTraces(const fs::path& file) {
   std::ifstream json(description);
   if (!json) return absl::NotFoundError(absl::StrCat("cannot read ", description.string()));
   const nlohmann::json parsed = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_discarded()) {
+    return absl::InvalidArgumentError(absl::StrCat(description.string(), ": is not valid JSON"));
+  }
   std::vector<int64_t> shape;
   if (parsed.is_object() && parsed.contains("shape") && parsed["shape"].is_array()) {
     for (const auto& size : parsed["shape"]) {
@@ -92,6 +96,16 @@ absl::StatusOr<Traces> ReadTraces(const fs::path& file) {
   if (!data.read(reinterpret_cast<char*>(traces.logits.data()),
                  static_cast<std::streamsize>(size))) {
     return absl::NotFoundError(absl::StrCat("cannot read ", file.string()));
+  }
+  // A row of them is no router's output, and would be planned as exact.
+  const auto nan = std::find_if(traces.logits.begin(), traces.logits.end(),
+                                [](float logit) { return std::isnan(logit); });
+  if (nan != traces.logits.end()) {
+    const int64_t row = (nan - traces.logits.begin()) / traces.experts;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: step %d, layer %d, sequence %d has a logit that is not a number",
+                        file.string(), row / traces.sequences / traces.layers,
+                        row / traces.sequences % traces.layers, row % traces.sequences));
   }
   return traces;
 }

@@ -77,6 +77,9 @@ absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>
 absl::Status CheckFolder(const std::string& file) {
   if (file.empty()) return absl::OkStatus();
   std::error_code error;
+  if (std::filesystem::is_directory(file, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": is a folder, wanted a file to write"));
+  }
   const std::filesystem::path folder = std::filesystem::absolute(file, error).parent_path();
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(file, ": no folder ", folder.string()));

@@ -1,5 +1,6 @@
 #include "services/cli/bench.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_dir.h"
 
 namespace lynx::cli {
 namespace {
@@ -107,6 +109,22 @@ TEST(BenchPlannerTest, BadArgumentsAreNamed) {
   EXPECT_EQ(Bench({"planner", "--traces=/nonexistent.bin"}).status, 1);
   EXPECT_THAT(Bench({"planner", "--traces=models/router-traces/absent.bin"}).err,
               HasSubstr("absent.json"));
+}
+
+TEST(BenchPlannerTest, BrokenTracesAreNamed) {
+  testing::TempDir dir;
+  std::vector<float> logits(2 * 2 * 3 * 4, 1.0f);
+  logits[((1 * 2 + 0) * 3 + 2) * 4 + 1] = std::numeric_limits<float>::quiet_NaN();
+  dir.Write("t.bin", {reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float)});
+  dir.Write("t.json", R"({"shape":[2,2,3,4]})");
+  const std::string traces = "--traces=" + (dir.path() / "t.bin").string();
+  Outcome outcome = Bench({"planner", traces, "--shapes=4x2", "--layer=false"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("step 1, layer 0, sequence 2"));
+  dir.Write("t.json", R"({"shape":[2,2,3,4])");
+  outcome = Bench({"planner", traces});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("t.json: is not valid JSON"));
 }
 
 }  // namespace

@@ -237,6 +237,7 @@ TEST(EvalTest, BadArgumentsAreNamed) {
            Case{{"--context=2040", "--positions=8"}, 1, "2048"},
            Case{{"--kv-memory=1MiB"}, 1, "--kv-memory"},
            Case{{"--svg=/nonexistent/x.svg", "--policies=exact"}, 1, "/nonexistent"},
+           Case{{"--svg=models", "--policies=exact"}, 1, "models: is a folder"},
        }) {
     SCOPED_TRACE(c.what);
     const Outcome outcome = Eval(c.arguments);
