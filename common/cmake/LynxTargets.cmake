@@ -23,6 +23,18 @@ function(_lynx_compile target)
     $<$<BOOL:${LYNX_WARNINGS_AS_ERRORS}>:-Werror>)
 endfunction()
 
+# What nearly every file includes, parsed once: a third of what compiling without optimisation costs.
+# Elsewhere files must name what they use, so that the sanitizer builds are the only ones to have it.
+if(LYNX_SANITIZER)
+  file(CONFIGURE OUTPUT library_headers.cc CONTENT "")
+  add_library(library_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/library_headers.cc)
+  _lynx_compile(library_headers)
+  target_precompile_headers(library_headers PRIVATE <algorithm> <cstdint> <functional> <map> <memory>
+                            <optional> <span> <string> <string_view> <utility> <vector>
+                            <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+                            <absl/time/time.h>)
+endif()
+
 function(lynx_library)
   cmake_parse_arguments(ARG "TESTONLY" "NAME" "SRCS;DEPS" ${ARGN})
   if(ARG_TESTONLY AND NOT LYNX_BUILD_TESTS)
@@ -32,6 +44,9 @@ function(lynx_library)
   add_library(lynx::${ARG_NAME} ALIAS lynx_${ARG_NAME})
   target_link_libraries(lynx_${ARG_NAME} PUBLIC ${ARG_DEPS})
   _lynx_compile(lynx_${ARG_NAME})
+  if(LYNX_SANITIZER AND NOT LYNX_OPTIMISED)
+    target_precompile_headers(lynx_${ARG_NAME} REUSE_FROM library_headers)
+  endif()
 endfunction()
 
 function(lynx_binary)
