@@ -4,7 +4,7 @@
 # lynx_binary(NAME <name> SRCS ... [DEPS ...])
 #   Executable in <build>/bin.
 # lynx_test(NAME <name> SRCS ... [DEPS ...] [LABEL <label>] [THREADS] [UNSANITIZED])
-#   GoogleTest executable, one CTest entry a test case. LABEL is unit (the default), integration,
+#   GoogleTest executable, one CTest entry a test case (under sanitizers one in all). LABEL is unit (the default), integration,
 #   golden or fault. THREADS: worth running under ThreadSanitizer; the label becomes
 #   <label>-threads, since gtest_discover_tests takes no list of labels. Select with ctest -L.
 #   UNSANITIZED: compares numbers over many steps; not built for the sanitizer stages, where the same
@@ -73,6 +73,13 @@ function(lynx_test)
     add_dependencies(threaded_tests ${ARG_NAME})
   endif()
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(LYNX_SANITIZER)  # Starting an instrumented program costs more than most cases do.
+    if(NOT ARG_UNSANITIZED)
+      add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+      set_tests_properties(${ARG_NAME} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 300)
+    endif()
+    return()
+  endif()
   gtest_discover_tests(${ARG_NAME}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
