@@ -193,8 +193,11 @@ Answer Read(const FakeResponseWriter& writer) {
   return answer;
 }
 
-Answer Undisturbed(int max_tokens, const std::string& fields = "") {
-  return Read(*Stage(1).Ask(/*stream=*/false, max_tokens, fields));
+const Answer& Undisturbed(int max_tokens, const std::string& fields = "") {
+  static std::map<std::pair<int, std::string>, Answer> answers;  // A cluster takes long to start.
+  auto [entry, asked] = answers.try_emplace({max_tokens, fields});
+  if (asked) entry->second = Read(*Stage(1).Ask(/*stream=*/false, max_tokens, fields));
+  return entry->second;
 }
 
 // The rule. `want` is the undisturbed answer.
@@ -237,7 +240,11 @@ void ExpectOutcome(const Case& c, bool stream, int pairs) {
 
 void ExpectOutcomes(const Case& c) {
   for (const bool stream : {true, false}) {
-    for (const int pairs : {1, 2}) ExpectOutcome(c, stream, pairs);
+    for (const int pairs : {1, 2}) {
+      // The short form leaves out what is alike for both.
+      if (testing::ForTestSize(0, 1, 1) == 0 && stream != (pairs == 1)) continue;
+      ExpectOutcome(c, stream, pairs);
+    }
   }
 }
 
@@ -371,6 +378,7 @@ TEST(StreamFaultTest, DeathAtAnyMessageIsNeverAShortSuccess) {
       for (const char* victim : {"decode-0", "prefill-0"}) {
         for (const bool lost : {true, false}) {
           for (const bool stream : {true, false}) {
+            if (testing::ForTestSize(0, 1, 1) == 0 && stream != lost) continue;
             SCOPED_TRACE(::testing::Message()
                          << victim << " dies at message " << count << " of kind " << kind
                          << (lost ? ", lost" : "") << (stream ? ", streamed" : ", whole"));
@@ -385,7 +393,7 @@ TEST(StreamFaultTest, DeathAtAnyMessageIsNeverAShortSuccess) {
       }
     }
   }
-  EXPECT_GE(deaths, 40);
+  EXPECT_GE(deaths, testing::ForTestSize(20, 40, 40));
 }
 
 }  // namespace
