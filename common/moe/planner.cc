@@ -226,7 +226,8 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
 
   RankRows(input, workspace);
   AssignExact(input, workspace);
-  Bypass bypass = WhyExact(input, workspace, Count(input, workspace));
+  const Census census = Count(input, workspace);
+  Bypass bypass = WhyExact(input, workspace, census);
   const int32_t exact_distinct = CountDistinct(input, RowState::kBad, false, workspace);
   if (bypass == Bypass::kNone) {
     SelectAll(input, workspace);
@@ -235,7 +236,8 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
     // Bad rows are left out: they must not change what their neighbours get.
     if (!AllCompat(input, workspace) &&
         CountDistinct(input, RowState::kOwn, true, workspace) >=
-            CountDistinct(input, RowState::kOwn, false, workspace)) {
+            (census.bad == 0 ? exact_distinct
+                             : CountDistinct(input, RowState::kOwn, false, workspace))) {
       AssignExact(input, workspace);
       bypass = Bypass::kGuard;
     }
