@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
@@ -26,6 +25,7 @@
 #include "common/model/model_spec.h"
 #include "kernels/core/cpu_limit.h"
 #include "services/cli/bench_planner.h"
+#include "services/cli/engine_flags.h"
 #include "services/cli/read_bandwidth.h"
 
 namespace lynx::cli {
@@ -207,21 +207,6 @@ class Bench {
   std::vector<kv::BlockLease> leases_;
 };
 
-absl::Status ParseBatches(const std::vector<std::string>& texts, std::vector<int32_t>& batches) {
-  for (const std::string& text : texts) {
-    int32_t batch = 0;
-    if (!absl::SimpleAtoi(text, &batch) || batch < 1 || batch > 4096) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--batch: '", text, "', wanted integers in [1, 4096]"));
-    }
-    batches.push_back(batch);
-  }
-  if (batches.empty()) return absl::InvalidArgumentError("--batch: empty list");
-  return absl::OkStatus();
-}
-
-DType DTypeOf(const std::string& choice) { return choice == "f32" ? DType::kF32 : DType::kBf16; }
-
 void PrintTable(const std::string& title, std::span<const BenchRow> rows, std::ostream& out) {
   out << title << "\n"
       << absl::StrFormat("%6s %11s %11s %11s %11s %9s %8s %9s %7s\n", "batch", "tokens/s",
@@ -302,7 +287,8 @@ int RunBench(int argc, const char* const* argv, std::ostream& out, std::ostream&
                         "Measures one engine: `lynx bench decode --model DIR`. Every sequence has "
                         "its own random tokens; read bandwidth is measured in between.");
   flags.SetOutput(&out);
-  flags.AddPositional("mode", &config.mode, "decode, prefill, or planner (see `lynx bench planner --help`)");
+  flags.AddPositional("mode", &config.mode,
+                      "decode, prefill, or planner (see `lynx bench planner --help`)");
   flags.AddString("model", &config.model, "Hugging Face folder of the model");
   flags.AddStrings("batch", &config.batch, "Numbers of sequences to measure");
   flags.AddInt("context", &config.context, {1, 1 << 20}, "Prompt tokens of each sequence");
@@ -327,13 +313,16 @@ int RunBench(int argc, const char* const* argv, std::ostream& out, std::ostream&
   if (status.ok() && config.model.empty()) {
     status = absl::InvalidArgumentError("--model is missing");
   }
-  std::vector<int32_t> batches;
-  if (status.ok()) status = ParseBatches(config.batch, batches);
+  absl::StatusOr<std::vector<int32_t>> batches;
+  if (status.ok()) {
+    batches = ParseBatches(config.batch);
+    status = batches.status();
+  }
   if (!status.ok()) {
     err << "lynx bench: " << status.message() << "\n";
     return 2;
   }
-  if (status = Run(config, batches, out); !status.ok()) {
+  if (status = Run(config, *batches, out); !status.ok()) {
     err << "lynx bench: " << status.message() << "\n";
     return 1;
   }

@@ -26,6 +26,7 @@
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/moe/expert_ffn.h"
+#include "services/cli/engine_flags.h"
 
 namespace lynx::cli {
 namespace {
@@ -354,15 +355,7 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
     LYNX_ASSIGN_OR_RETURN(const Shape shape, ParseShape(text));
     shapes.push_back(shape);
   }
-  std::vector<int32_t> batches;
-  for (const std::string& text : config.batch) {
-    int32_t batch = 0;
-    if (!absl::SimpleAtoi(text, &batch) || batch < 1 || batch > 4096) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--batch: '", text, "', wanted integers in [1, 4096]"));
-    }
-    batches.push_back(batch);
-  }
+  LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> batches, ParseBatches(config.batch));
   LYNX_ASSIGN_OR_RETURN(const moe::Policy asked, moe::ParsePolicy(config.policy));
   if (asked.kind == moe::Policy::Kind::kAuto) {
     return absl::InvalidArgumentError("--policy: auto makes no plans itself");

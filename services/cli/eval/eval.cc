@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
@@ -24,6 +23,7 @@
 #include "common/text/chat_template.h"
 #include "common/text/model_files.h"
 #include "common/text/tokenizer.h"
+#include "services/cli/engine_flags.h"
 #include "services/cli/eval/eval_data.h"
 #include "services/cli/eval/pareto_plot.h"
 #include "services/cli/eval/policy_list.h"
@@ -56,22 +56,6 @@ struct EvalConfig {
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "bf16";
 };
-
-DType DTypeOf(const std::string& choice) { return choice == "f32" ? DType::kF32 : DType::kBf16; }
-
-absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts) {
-  std::vector<int32_t> batches;
-  for (const std::string& text : texts) {
-    int32_t batch = 0;
-    if (!absl::SimpleAtoi(text, &batch) || batch < 1 || batch > 4096) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--batch: '", text, "', wanted integers in [1, 4096]"));
-    }
-    batches.push_back(batch);
-  }
-  if (batches.empty()) return absl::InvalidArgumentError("--batch: empty list");
-  return batches;
-}
 
 // So that minutes of work do not end in a file that cannot be written.
 absl::Status CheckFolder(const std::string& file) {
