@@ -39,10 +39,7 @@ void Top(TopRow* rows, size_t row_count, const uint8_t* allowed, size_t count, s
 void Bin(const BinRule& rule, const uint64_t (&unit)[8], const float* scores, size_t count,
          uint8_t* bins, uint64_t* liking) {
   for (size_t e = 0; e < count; ++e) {
-    const double gap = rule.best - static_cast<double>(scores[e]);
-    // A gap of 0 is bin 0 also where the unit is 0.
-    const double bin = gap == 0 ? 0 : rule.alpha * (rule.unit == 1 ? gap : gap / rule.unit);
-    bins[e] = static_cast<uint8_t>(std::min(bin, rule.last));
+    bins[e] = static_cast<uint8_t>(rule.Unrounded(scores[e]));
     liking[e] += unit[bins[e]];
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,6 +12,13 @@ struct BinRule {
   double last = 0;  // At most kLastPackedBin where bins are packed.
   double best = 0;
   double unit = 1;
+
+  // The bin before rounding down: at least 0, a NaN never.
+  double Unrounded(float score) const {
+    const double gap = best - static_cast<double>(score);
+    if (gap == 0) return 0;  // Also where the unit is 0.
+    return std::min(alpha * (unit == 1 ? gap : gap / unit), last);
+  }
 };
 
 // How the voters like an expert, packed into 64 bits: one count for each bin but the last, which

@@ -33,10 +33,7 @@ BinRule RuleOf(const Policy& policy, Workspace& workspace, int32_t row) {
 
 // A whole number, without a limit where the rule has none.
 double BinOf(const BinRule& rule, float score) {
-  const double gap = rule.best - static_cast<double>(score);
-  if (gap == 0) return 0;  // Also where the unit is 0.
-  const double bin = rule.alpha * (rule.unit == 1 ? gap : gap / rule.unit);
-  return std::min(std::floor(bin), rule.last);
+  return std::floor(rule.Unrounded(score));  // The last bin is a whole number, or none.
 }
 
 // Few bins: `bins` of every voter, and `liking` from counts packed into one number an expert.

@@ -50,6 +50,7 @@ struct Workspace {
   std::vector<int32_t> picks;         // [top_k]
   std::vector<uint32_t> mass;         // [rows, experts] in 2^-24
   std::vector<uint64_t> column_mass;  // [experts] in 2^-24
+  std::vector<float> exps;            // [experts]
   std::vector<uint32_t> votes;        // [experts]
   // Per voter, while a set grows: its best experts in the set, and their mass.
   std::vector<int32_t> kept_ids;   // [voters, top_k]
@@ -64,9 +65,6 @@ struct Workspace {
   // --- Of Assign ---
   std::vector<int32_t> chosen_ids;  // [rows, top_k]
   std::vector<int32_t> widths;      // [rows]
-
-  // --- Of Weigh ---
-  std::vector<float> exps;  // [experts]
 
   const float* ScoresOf(int32_t row) const { return scores + static_cast<size_t>(row) * experts; }
   std::span<int32_t> ExactOf(int32_t row) {
