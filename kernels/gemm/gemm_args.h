@@ -2,16 +2,9 @@
 
 #include <cstdint>
 
-#include "common/base/dtype.h"
+#include "kernels/gemm/packed_matrix.h"
 
 namespace lynx::kernels {
-
-// A weight matrix as it lies in the model's file: row-major, contiguous, aligned to its element.
-// Borrowed.
-struct Matrix {
-  const void* data = nullptr;  // [out, in] of `dtype`
-  DType dtype = DType::kF32;
-};
 
 // A linear layer:
 //

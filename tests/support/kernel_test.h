@@ -21,12 +21,12 @@ inline constexpr float kCanary = -12345.0f;  // Fills the gaps between rows; mus
 inline const std::vector<kernels::ExecContext>& AllContexts() {
   using kernels::Backend;
   using kernels::Isa;
-  static const std::vector<kernels::ExecContext> contexts = {
-      {.backend = Backend::kReference, .isa = Isa::kPortable},
-      {.backend = Backend::kCpu, .isa = Isa::kPortable},
-      {.backend = Backend::kCpu, .isa = Isa::kAvx2},
-      {.backend = Backend::kCpu, .isa = Isa::kAvx512},
-  };
+  static const auto contexts = [] {
+    std::vector<kernels::ExecContext> all;
+    all.push_back({.backend = Backend::kReference, .isa = Isa::kPortable});
+    for (Isa isa : kernels::kAllIsas) all.push_back({.backend = Backend::kCpu, .isa = isa});
+    return all;
+  }();
   return contexts;
 }
 

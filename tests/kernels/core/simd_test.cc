@@ -139,7 +139,7 @@ TEST_P(SimdTest, PartialCopiesTouchNothingElse) {
 
 // Both fuse the same products in the same order, so a fleet may mix them.
 TEST(SimdClassTest, Avx2AndAvx512AgreeBitForBit) {
-  if (BestIsa() != Isa::kAvx512) GTEST_SKIP() << "no AVX-512 here";
+  if (BestIsa() < Isa::kAvx512) GTEST_SKIP() << "no AVX-512 here";
   const std::vector<float> x = EveryScale();
   const auto n = static_cast<int64_t>(x.size());
   std::vector<float> a(x.size());

@@ -113,7 +113,7 @@ TEST_P(GemmTest, ARowsBitsDependOnThatRowAlone) {
 }
 
 TEST(GemmClassTest, Avx2AndAvx512AgreeBitForBit) {
-  if (BestIsa() != Isa::kAvx512) GTEST_SKIP() << "no AVX-512 here";
+  if (BestIsa() < Isa::kAvx512) GTEST_SKIP() << "no AVX-512 here";
   const Problem p{.rows = 7, .in = 203, .out = 67, .dtype = DType::kF32};
   const auto x = RandomNormal(p.rows * p.in, 7);
   const auto w = Encode(RandomNormal(p.in * p.out, 9), p.dtype);
