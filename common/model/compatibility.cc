@@ -16,23 +16,9 @@ constexpr size_t kSampleBytes = 64;
 
 }  // namespace
 
-std::string CompatibilityHash(const ModelSpec& spec, const SafetensorsFolder& folder,
-                              DType compute_dtype, DType kv_dtype) {
+std::string WeightsIdentity(const TensorMap& tensors) {
   Sha256 hash;
-  std::string layers;
-  for (FeedForwardKind kind : spec.feed_forward)
-    layers += kind == FeedForwardKind::kMoe ? 'm' : 'd';
-  hash.Update(absl::StrCat(
-      "lynx model 1\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
-      spec.hidden_size, "\nlayers ", layers, "\nheads ", spec.query_heads, " ", spec.kv_heads, " ",
-      spec.head_dim, " ", spec.head_norm, "\npositions ", spec.max_positions, "\nepsilon ",
-      absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
-      absl::StrFormat("%a", spec.rope_theta), "\ntied ", spec.tied_embeddings, "\ndense ",
-      spec.dense_intermediate_size, "\nexperts ", spec.experts, " ", spec.experts_per_token, " ",
-      spec.expert_intermediate_size, " ", spec.gate.rule == moe::Gate::Rule::kRenormalise, "\neos ",
-      absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
-      "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\n"));
-  for (const auto& [name, tensor] : folder.tensors()) {
+  for (const auto& [name, tensor] : tensors) {
     hash.Update(absl::StrCat("tensor ", name.size(), " ", name, " ",
                              std::string(Name(tensor.dtype)), " ", absl::StrJoin(tensor.shape, " "),
                              "\n"));
@@ -45,6 +31,26 @@ std::string CompatibilityHash(const ModelSpec& spec, const SafetensorsFolder& fo
       hash.Update(tensor.data.subspan((size - kSampleBytes) / (kSamples - 1) * i, kSampleBytes));
     }
   }
+  return hash.HexDigest();
+}
+
+std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_identity,
+                              DType compute_dtype, DType kv_dtype) {
+  Sha256 hash;
+  std::string layers;
+  for (FeedForwardKind kind : spec.feed_forward)
+    layers += kind == FeedForwardKind::kMoe ? 'm' : 'd';
+  hash.Update(absl::StrCat(
+      "lynx model 2\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
+      spec.hidden_size, "\nlayers ", layers, "\nheads ", spec.query_heads, " ", spec.kv_heads, " ",
+      spec.head_dim, " ", spec.head_norm, "\npositions ", spec.max_positions, "\nepsilon ",
+      absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
+      absl::StrFormat("%a", spec.rope_theta), "\ntied ", spec.tied_embeddings, "\ndense ",
+      spec.dense_intermediate_size, "\nexperts ", spec.experts, " ", spec.experts_per_token, " ",
+      spec.expert_intermediate_size, " ", spec.gate.rule == moe::Gate::Rule::kRenormalise, "\neos ",
+      absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
+      "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\nweights ",
+      weights_identity.size(), " ", std::string(weights_identity), "\n"));
   return hash.HexDigest();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
+#include "common/model/name_list.h"
 #include "common/model/safetensors.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
@@ -28,8 +30,10 @@ constexpr int kNumericsRevision = 1;
 
 class CpuModelRunner : public ModelRunner {
  public:
-  CpuModelRunner(const RunnerOptions& options, ModelSpec spec, SafetensorsFolder folder,
-                 ModelWeights weights, std::unique_ptr<kv::KvArena> kv)
+  // `folder` holds the data of `weights`, or is null.
+  CpuModelRunner(const RunnerOptions& options, ModelSpec spec,
+                 std::unique_ptr<const SafetensorsFolder> folder, ModelWeights weights,
+                 std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
         folder_(std::move(folder)),
         weights_(std::move(weights)),
@@ -42,7 +46,7 @@ class CpuModelRunner : public ModelRunner {
         team_(options.threads > 0 ? options.threads : kernels::UsableCpus()),
         ctx_{.backend = kernels::Backend::kCpu, .isa = kernels::BestIsa(), .team = &team_},
         attention_(spec_, max_rows_, max_positions_, round_bf16_),
-        feed_forward_(spec_, max_rows_, round_bf16_) {
+        feed_forward_(spec_, max_rows_, round_bf16_, options.router_override) {
     const auto rows = static_cast<size_t>(max_rows_);
     const auto hidden = static_cast<size_t>(spec_.hidden_size);
     tokens_.reserve(rows);
@@ -61,7 +65,7 @@ class CpuModelRunner : public ModelRunner {
                                   std::string(Name(options.compute_dtype)), "/kv-",
                                   std::string(Name(options.kv_dtype)), "/tp1/ep1");
     compatibility_hash_ =
-        CompatibilityHash(spec_, folder_, options.compute_dtype, options.kv_dtype);
+        CompatibilityHash(spec_, identity, options.compute_dtype, options.kv_dtype);
   }
 
   absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) override;
@@ -88,7 +92,7 @@ class CpuModelRunner : public ModelRunner {
   absl::Status ComputeLogits();
 
   const ModelSpec spec_;
-  const SafetensorsFolder folder_;  // weights_ points into it.
+  const std::unique_ptr<const SafetensorsFolder> folder_;
   const ModelWeights weights_;
   const std::unique_ptr<kv::KvArena> kv_;
   const int64_t max_rows_;
@@ -303,13 +307,37 @@ absl::Status CheckOptions(const RunnerOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// That what a forward pass takes for granted holds for a spec that no config.json was read for.
+absl::Status CheckSpec(const ModelSpec& spec) {
+  auto wrong = [](std::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("model spec: ", std::string(what)));
+  };
+  if (spec.vocab_size <= 0 || spec.hidden_size <= 0 || spec.layers <= 0 || spec.query_heads <= 0 ||
+      spec.kv_heads <= 0 || spec.head_dim <= 0 || spec.max_positions <= 0) {
+    return wrong("a size is not positive");
+  }
+  if (spec.query_heads % spec.kv_heads != 0) return wrong("kv_heads does not divide query_heads");
+  if (spec.head_dim % 2 != 0 || spec.head_dim > 256) return wrong("head_dim is odd or above 256");
+  if (static_cast<int32_t>(spec.feed_forward.size()) != spec.layers) {
+    return wrong("feed_forward does not name every layer");
+  }
+  if (spec.has_moe() && (spec.expert_intermediate_size <= 0 || spec.experts_per_token <= 0 ||
+                         spec.experts_per_token > spec.experts)) {
+    return wrong("the sizes of MoE layers contradict each other");
+  }
+  const auto moe_layers =
+      std::count(spec.feed_forward.begin(), spec.feed_forward.end(), FeedForwardKind::kMoe);
+  if (moe_layers < spec.layers && spec.dense_intermediate_size <= 0) {
+    return wrong("dense layers have no dense_intermediate_size");
+  }
+  return absl::OkStatus();
+}
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptions& options) {
-  LYNX_RETURN_IF_ERROR(CheckOptions(options));
-  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, LoadModelSpec(options.model_dir));
-  LYNX_ASSIGN_OR_RETURN(SafetensorsFolder folder, SafetensorsFolder::Open(options.model_dir));
-  LYNX_ASSIGN_OR_RETURN(ModelWeights weights, BindWeights(folder, spec));
+absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, ModelSpec spec,
+                                                  std::unique_ptr<const SafetensorsFolder> folder,
+                                                  const TensorMap& tensors,
+                                                  std::string_view identity) {
+  LYNX_ASSIGN_OR_RETURN(ModelWeights weights, BindWeights(tensors, spec));
   LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
                         kv::KvArena::Create({.layers = spec.layers,
                                              .kv_heads = spec.kv_heads,
@@ -318,12 +346,37 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptio
                                             options.kv_blocks));
   try {
     return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(folder),
-                                            std::move(weights), std::move(kv));
+                                            std::move(weights), identity, std::move(kv));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for steps of ",
                                                      options.max_step_rows, " rows and ",
                                                      options.max_step_logits, " logits rows"));
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptions& options) {
+  LYNX_RETURN_IF_ERROR(CheckOptions(options));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, LoadModelSpec(options.model_dir));
+  LYNX_ASSIGN_OR_RETURN(SafetensorsFolder opened, SafetensorsFolder::Open(options.model_dir));
+  auto folder = std::make_unique<const SafetensorsFolder>(std::move(opened));
+  if (!folder->unused_files().empty()) {
+    spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
+                                      NameList(folder->unused_files())));
+  }
+  const TensorMap& tensors = folder->tensors();
+  const std::string identity = WeightsIdentity(tensors);
+  return Make(options, std::move(spec), std::move(folder), tensors, identity);
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOptions& options,
+                                                                 ModelSpec spec,
+                                                                 const TensorMap& tensors,
+                                                                 std::string_view identity) {
+  LYNX_RETURN_IF_ERROR(CheckOptions(options));
+  LYNX_RETURN_IF_ERROR(CheckSpec(spec));
+  return Make(options, std::move(spec), nullptr, tensors, identity);
 }
 
 }  // namespace lynx::model

@@ -10,9 +10,11 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16)
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16,
+                                   RouterOverride* router_override)
     : spec_(spec),
       round_bf16_(round_bf16),
+      router_override_(router_override),
       normed_(static_cast<size_t>(max_rows * spec.hidden_size)),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
       planner_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
@@ -62,9 +64,12 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                                         .x_stride = hidden_size,
                                         .y_stride = spec_.experts},
                                        ctx));
-    const auto logits = static_cast<size_t>(rows * spec_.experts);
+    const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
+    if (router_override_ != nullptr) {
+      router_override_->Replace(layer, static_cast<int32_t>(rows), spec_.experts, logits);
+    }
     const auto began = std::chrono::steady_clock::now();
-    planner_.MakePlan({.logits = std::span<const float>(router_logits_).first(logits),
+    planner_.MakePlan({.logits = logits,
                        .rows = static_cast<int32_t>(rows),
                        .experts = spec_.experts,
                        .top_k = spec_.experts_per_token,

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
+#include "common/model/router_override.h"
 #include "common/moe/planner.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/moe/expert_ffn.h"
@@ -18,7 +19,9 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class FeedForwardBlock {
  public:
-  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16);
+  // `router_override` may be null; outlives this.
+  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16,
+                   RouterOverride* router_override);
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
   // `policies` (as in moe::RouterInput) say; plan() then tells what it was.
@@ -33,6 +36,7 @@ class FeedForwardBlock {
  private:
   const ModelSpec& spec_;  // Outlives this.
   const bool round_bf16_;
+  RouterOverride* const router_override_;
   std::vector<float> normed_;         // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;

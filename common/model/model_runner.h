@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,14 +13,16 @@
 #include "common/base/dtype.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
+#include "common/model/tensor.h"
 #include "common/moe/routing_plan.h"
 
 namespace lynx::model {
 
+class RouterOverride;
 struct ModelSpec;
 
 struct RunnerOptions {
-  std::filesystem::path model_dir;     // A Hugging Face folder.
+  std::filesystem::path model_dir;     // A Hugging Face folder; of Load() alone.
   DType compute_dtype = DType::kBf16;  // kF32 or kBf16: what activations round to in a GEMM.
   DType kv_dtype = DType::kBf16;       // kF32 or kBf16
   int32_t kv_blocks = 0;               // > 0
@@ -29,6 +32,8 @@ struct RunnerOptions {
   // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
   // rows and their experts being given. Otherwise such a step is exact.
   bool remap_mixed_steps = false;
+  // Benches only; null: none. Outlives the runner.
+  RouterOverride* router_override = nullptr;
 };
 
 // The rows one sequence contributes to a step: a chunk of its prompt, or one generated token.
@@ -81,6 +86,14 @@ class ModelRunner {
   // found), NotFound (missing file or tensor), Unimplemented (a family or feature we do not serve),
   // ResourceExhausted (memory).
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const RunnerOptions& options);
+
+  // The same for weights that are in memory already, under the names of the family of `spec`, as
+  // synthetic ones are. Their data outlives the runner. `identity` stands for them in the
+  // compatibility hash: other weights, other identity. Fails as Load() does.
+  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const RunnerOptions& options,
+                                                             ModelSpec spec,
+                                                             const TensorMap& tensors,
+                                                             std::string_view identity);
 
   // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows.
   //   InvalidArgument  the batch breaks a bound above; nothing was computed.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/model/name_list.h"
 #include "kernels/core/float_convert.h"
 
 namespace lynx::model {
@@ -17,39 +18,39 @@ namespace {
 using kernels::ExpertWeights;
 using kernels::Matrix;
 
-constexpr size_t kMaxNamesInMessage = 10;
-
-std::string Listed(const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMaxNamesInMessage);
-  const auto end = names.begin() + static_cast<std::ptrdiff_t>(shown);
-  std::string text = absl::StrJoin(names.begin(), end, ", ");
-  if (shown < names.size()) absl::StrAppend(&text, " and ", names.size() - shown, " more");
-  return text;
-}
-
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// Takes tensors out of a folder by name. Failures are collected, so that one start shows them all.
+// Takes tensors by name. Failures are collected, so that one start shows them all.
 class Binder {
  public:
-  explicit Binder(const SafetensorsFolder& folder) : folder_(folder) {}
+  explicit Binder(const TensorMap& tensors) : tensors_(tensors) {}
 
-  bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
+  bool Has(const std::string& name) const { return tensors_.count(name) > 0; }
 
   // Null when absent or of the wrong shape.
   const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape) {
-    const Tensor* tensor = folder_.Find(name);
-    if (tensor == nullptr) {
+    const auto it = tensors_.find(name);
+    if (it == tensors_.end()) {
       missing_.push_back(name);
       return nullptr;
     }
     taken_.insert(name);
-    if (tensor->shape == shape) return tensor;
-    misshapen_.push_back(
-        absl::StrCat(name, " is ", ShapeText(tensor->shape), ", wanted ", ShapeText(shape)));
-    return nullptr;
+    const Tensor& tensor = it->second;
+    if (tensor.shape != shape) {
+      misshapen_.push_back(
+          absl::StrCat(name, " is ", ShapeText(tensor.shape), ", wanted ", ShapeText(shape)));
+      return nullptr;
+    }
+    size_t bytes = SizeOf(tensor.dtype);
+    for (int64_t extent : shape) bytes *= static_cast<size_t>(extent);
+    if (tensor.data.size() != bytes) {
+      misshapen_.push_back(absl::StrCat(name, " ", ShapeText(shape), " has ", tensor.data.size(),
+                                        " bytes of ", bytes));
+      return nullptr;
+    }
+    return &tensor;
   }
 
   Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in, int64_t* bytes) {
@@ -86,14 +87,14 @@ class Binder {
   absl::Status Finish() const {
     if (!missing_.empty()) {
       return absl::NotFoundError(
-          absl::StrCat(missing_.size(), " tensors missing from the weights: ", Listed(missing_)));
+          absl::StrCat(missing_.size(), " tensors missing from the weights: ", NameList(missing_)));
     }
     if (!misshapen_.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("tensors disagree with config.json: ", Listed(misshapen_)));
+          absl::StrCat("tensors disagree with config.json: ", NameList(misshapen_)));
     }
     std::vector<std::string> unknown;
-    for (const auto& [name, tensor] : folder_.tensors()) {
+    for (const auto& [name, tensor] : tensors_) {
       // Old exports carry the frequencies of RoPE, which follow from the config.
       if (taken_.count(name) == 0 && !absl::EndsWith(name, ".rotary_emb.inv_freq")) {
         unknown.push_back(name);
@@ -101,13 +102,13 @@ class Binder {
     }
     if (!unknown.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          unknown.size(), " tensors belong to no part of this model: ", Listed(unknown)));
+          unknown.size(), " tensors belong to no part of this model: ", NameList(unknown)));
     }
     return absl::OkStatus();
   }
 
  private:
-  const SafetensorsFolder& folder_;
+  const TensorMap& tensors_;
   std::set<std::string> taken_;
   std::vector<std::string> missing_;
   std::vector<std::string> misshapen_;
@@ -200,8 +201,8 @@ FeedForwardWeights BindFeedForward(const ModelSpec& spec, FeedForwardKind kind,
 
 }  // namespace
 
-absl::StatusOr<ModelWeights> BindWeights(const SafetensorsFolder& folder, ModelSpec& spec) {
-  Binder binder(folder);
+absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec) {
+  Binder binder(tensors);
   ModelWeights weights;
   int64_t embedding_bytes = 0;
   weights.embedding = binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size,
@@ -226,10 +227,6 @@ absl::StatusOr<ModelWeights> BindWeights(const SafetensorsFolder& folder, ModelS
                                   spec, spec.feed_forward[static_cast<size_t>(i)], layer, binder)});
   }
   LYNX_RETURN_IF_ERROR(binder.Finish());
-  if (!folder.unused_files().empty()) {
-    spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
-                                      Listed(folder.unused_files())));
-  }
   return weights;
 }
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/model/model_spec.h"
-#include "common/model/safetensors.h"
+#include "common/model/tensor.h"
 #include "kernels/gemm/gemm_args.h"
 #include "kernels/moe/expert_ffn_args.h"
 
@@ -35,8 +35,8 @@ struct LayerWeights {
   FeedForwardWeights feed_forward;
 };
 
-// The tensors of a folder in the places where a forward pass wants them. Matrices point into the
-// SafetensorsFolder, which must outlive this; the small norms are copied to float32.
+// Tensors in the places where a forward pass wants them. Matrices point to the tensors' data, which
+// must outlive this; the small norms are copied to float32.
 struct ModelWeights {
   kernels::Matrix embedding;  // [vocab, hidden]
   kernels::Matrix head;       // [vocab, hidden]; the embedding itself if tied
@@ -46,11 +46,11 @@ struct ModelWeights {
 };
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
-// spec.notes what is in the folder and not used with good reason.
+// spec.notes what is there and not used with good reason.
 //   NotFound         tensors the model needs are absent: lists them.
 //   InvalidArgument  a tensor has another shape than the config says (names wanted and found), or
 //                    there are tensors that no part of the model uses, which would change the
 //                    answer if they mattered: lists them.
-absl::StatusOr<ModelWeights> BindWeights(const SafetensorsFolder& folder, ModelSpec& spec);
+absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec);
 
 }  // namespace lynx::model

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 #include "common/model/json_file.h"
+#include "common/model/name_list.h"
 
 namespace lynx::model {
 namespace {
@@ -31,16 +33,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The format's own bound.
 constexpr int64_t kMaxIndexBytes = 100'000'000;
-constexpr size_t kMaxNamesInMessage = 10;
-
-std::string Listed(const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMaxNamesInMessage);
-  std::string text =
-      absl::StrJoin(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", ");
-  if (shown < names.size()) absl::StrAppend(&text, " and ", names.size() - shown, " more");
-  return text;
-}
-
 std::optional<DType> ParseDType(const std::string& name) {
   if (name == "F32") return DType::kF32;
   if (name == "BF16") return DType::kBf16;
@@ -126,7 +118,7 @@ struct SafetensorsReader {
 
   // Maps `path` and adds its tensors under their names to `found`. A file that is missing or
   // damaged is noted, so that one start shows all of them.
-  absl::Status Add(const std::filesystem::path& path, std::map<std::string, Tensor>& found) {
+  absl::Status Add(const std::filesystem::path& path, TensorMap& found) {
     const std::string name = path.filename().string();
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -159,7 +151,7 @@ struct SafetensorsReader {
   }
 
   absl::Status AddTensors(const std::string& file, const std::string& name,
-                          std::span<const std::byte> bytes, std::map<std::string, Tensor>& found) {
+                          std::span<const std::byte> bytes, TensorMap& found) {
     uint64_t header_bytes = 0;
     if (bytes.size() >= kLengthBytes) memcpy(&header_bytes, bytes.data(), kLengthBytes);
     if (bytes.size() < kLengthBytes || header_bytes > kMaxHeaderBytes ||
@@ -226,12 +218,12 @@ struct SafetensorsReader {
   absl::Status CheckFiles(const std::filesystem::path& dir) const {
     if (!missing.empty()) {
       return absl::NotFoundError(
-          absl::StrCat("weight files missing in ", dir.string(), ": ", Listed(missing),
-                       damaged.empty() ? "" : absl::StrCat("; damaged: ", Listed(damaged))));
+          absl::StrCat("weight files missing in ", dir.string(), ": ", NameList(missing),
+                       damaged.empty() ? "" : absl::StrCat("; damaged: ", NameList(damaged))));
     }
     if (!damaged.empty()) {
       return absl::DataLossError(
-          absl::StrCat("weight files damaged in ", dir.string(), ": ", Listed(damaged)));
+          absl::StrCat("weight files damaged in ", dir.string(), ": ", NameList(damaged)));
     }
     return absl::OkStatus();
   }
@@ -258,7 +250,7 @@ struct SafetensorsReader {
       }
       tensors_of[name].push_back(tensor);
     }
-    std::map<std::string, std::map<std::string, Tensor>> found;  // By shard.
+    std::map<std::string, TensorMap> found;  // By shard.
     for (const auto& [shard, tensors] : tensors_of) {
       LYNX_RETURN_IF_ERROR(Add(dir / shard, found[shard]));
     }
@@ -276,7 +268,7 @@ struct SafetensorsReader {
     }
     if (!absent.empty()) {
       return absl::NotFoundError(
-          absl::StrCat(index.string(), " names tensors that are not there: ", Listed(absent)));
+          absl::StrCat(index.string(), " names tensors that are not there: ", NameList(absent)));
     }
     NoteUnusedFiles(dir, tensors_of);
     return absl::OkStatus();

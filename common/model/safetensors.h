@@ -1,25 +1,15 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/base/dtype.h"
+#include "common/model/tensor.h"
 
 namespace lynx::model {
-
-// A tensor of an open SafetensorsFolder; data lies in its mapping, aligned to the element.
-struct Tensor {
-  DType dtype = DType::kF32;
-  std::vector<int64_t> shape;
-  std::span<const std::byte> data;
-};
 
 // The weights of a Hugging Face folder: model.safetensors.index.json and the shards it names, or
 // model.safetensors alone. With an index, no other weight file is opened, whatever lies beside.
@@ -44,7 +34,8 @@ class SafetensorsFolder {
 
   // By name; null if there is none.
   const Tensor* Find(const std::string& name) const;
-  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  // Their data lies in the mappings of this folder.
+  const TensorMap& tensors() const { return tensors_; }
   // Weight files found in the folder and not used, by name.
   const std::vector<std::string>& unused_files() const { return unused_files_; }
 
@@ -53,7 +44,7 @@ class SafetensorsFolder {
   SafetensorsFolder();
   friend struct SafetensorsReader;
 
-  std::map<std::string, Tensor> tensors_;
+  TensorMap tensors_;
   std::vector<std::string> unused_files_;
   std::vector<std::shared_ptr<const Mapping>> mappings_;  // Shared with nobody; hides the type.
   std::vector<std::unique_ptr<std::byte[]>> realigned_;   // Tensors that their file misaligns.

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "common/model/model_spec.h"
+#include "common/model/router_override.h"
+#include "common/model/safetensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
@@ -21,6 +23,7 @@ using ::lynx::testing::StatusIs;
 using ::lynx::testing::TempDir;
 using ::lynx::testing::TinyModel;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -192,6 +195,95 @@ TEST(ModelIdentityTest, TheNumericClassNamesTypesAndNotThreads) {
   EXPECT_EQ((*ModelRunner::Load(options))->numeric_class(), plain);
   options.compute_dtype = DType::kF32;
   EXPECT_NE((*ModelRunner::Load(options))->numeric_class(), plain);
+}
+
+// --- Weights in memory
+
+// The weights and spec of a folder, as a caller without a folder would bring them.
+struct InMemory {
+  static InMemory Of(const TinyModel& model) {
+    TempDir dir;
+    model.Write(dir.path());
+    return {.spec = *LoadModelSpec(dir.path()), .folder = *SafetensorsFolder::Open(dir.path())};
+  }
+  absl::StatusOr<std::unique_ptr<ModelRunner>> Create(
+      std::string_view identity = "tiny", RouterOverride* router_override = nullptr) const {
+    RunnerOptions options = Options("");
+    options.router_override = router_override;
+    return ModelRunner::Create(options, spec, folder.tensors(), identity);
+  }
+
+  ModelSpec spec;
+  SafetensorsFolder folder;
+};
+
+TEST(InMemoryModelTest, ComputesWhatItsFolderWouldAndHasItsOwnIdentity) {
+  const InMemory model = InMemory::Of(TinyModel::Make());
+  auto runner = model.Create();
+  ASSERT_THAT(runner, IsOk());
+  EXPECT_EQ(LogitsOf(**runner), LogitsOf(TinyModel::Make()));
+  const std::string hash = (*runner)->compatibility_hash();
+  EXPECT_EQ((*model.Create())->compatibility_hash(), hash);
+  EXPECT_NE((*model.Create("other"))->compatibility_hash(), hash);
+  EXPECT_NE((*Load(TinyModel::Make()))->compatibility_hash(), hash);
+}
+
+TEST(InMemoryModelTest, SpecsAndTensorsThatDoNotFitAreRefused) {
+  auto refused = [](auto change, const char* what) {
+    InMemory model = InMemory::Of(TinyModel::Make());
+    change(model.spec);
+    EXPECT_THAT(model.Create(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(what)));
+  };
+  refused([](ModelSpec& spec) { spec.layers = 3; }, "every layer");
+  refused([](ModelSpec& spec) { spec.head_dim = 7; }, "head_dim");
+  refused([](ModelSpec& spec) { spec.kv_heads = 3; }, "kv_heads");
+  refused([](ModelSpec& spec) { spec.experts_per_token = 5; }, "MoE");
+  refused(
+      [](ModelSpec& spec) {
+        spec.feed_forward[0] = FeedForwardKind::kDense;
+        spec.dense_intermediate_size = 0;
+      },
+      "dense");
+  refused([](ModelSpec& spec) { spec.vocab_size = 0; }, "positive");
+  refused([](ModelSpec& spec) { spec.vocab_size = 60; }, "embed_tokens");
+
+  const InMemory model = InMemory::Of(TinyModel::Make());
+  TensorMap tensors = model.folder.tensors();
+  Tensor& cut = tensors["model.layers.1.mlp.experts.2.up_proj.weight"];
+  cut.data = cut.data.first(cut.data.size() - 2);
+  EXPECT_THAT(ModelRunner::Create(Options(""), model.spec, tensors, "cut"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("experts.2.up_proj.weight [20, 24] has 958 bytes of 960")));
+}
+
+// Sends row r of layer l to experts that the bench chose, and remembers what it was asked.
+class ChosenExperts : public RouterOverride {
+ public:
+  void Replace(int32_t layer, int32_t rows, int32_t experts, std::span<float> logits) override {
+    layers.push_back(layer);
+    ASSERT_EQ(logits.size(), static_cast<size_t>(rows * experts));
+    before.assign(logits.begin(), logits.end());
+    for (int32_t r = 0; r < rows; ++r) {
+      for (int32_t e = 0; e < experts; ++e) {
+        logits[static_cast<size_t>(r * experts + e)] = e == 0 || e == 2 ? 5.0f : 0.0f;
+      }
+    }
+  }
+  std::vector<int32_t> layers;
+  std::vector<float> before;
+};
+
+TEST(RouterOverrideTest, ThePlanIsMadeOfWhatItLeaves) {
+  const InMemory model = InMemory::Of(TinyModel::Make({.dense_layers = {0}}));
+  auto plain = *model.Create();
+  ChosenExperts chosen;
+  auto runner = *model.Create("tiny", &chosen);
+  const std::vector<float> own = LogitsOf(*plain);
+  EXPECT_NE(LogitsOf(*runner), own);
+  EXPECT_THAT(chosen.layers, ElementsAre(1));  // Layer 0 is dense.
+  EXPECT_THAT(ExpertCounts(runner->stats()), ElementsAre(0, 2));
+  EXPECT_GT(ExpertCounts(plain->stats())[1], 2);
+  EXPECT_THAT(chosen.before, Contains(Not(0.0f)));  // The router's product had run.
 }
 
 // --- Steps
