@@ -16,11 +16,13 @@ static_assert(kernels::kAttentionBlockTokens == kv::kBlockTokens);
 static_assert(kernels::kKvBlockTokens == kv::kBlockTokens);
 
 AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions,
-                               bool round_bf16)
+                               DType compute_dtype)
     : spec_(spec),
-      round_bf16_(round_bf16),
+      round_bf16_(compute_dtype == DType::kBf16),
       positions_(positions),
-      rope_(kernels::MakeRopeTable(positions, spec.head_dim, spec.rope_theta)) {
+      rope_(kernels::MakeRopeTable(positions, spec.head_dim, spec.rope_theta)),
+      x_(max_rows, spec.hidden_size, compute_dtype),
+      attended_x_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
   const auto rows = static_cast<size_t>(max_rows);
   const auto q_width = static_cast<size_t>(spec.query_heads) * static_cast<size_t>(spec.head_dim);
   const auto kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
@@ -38,7 +40,6 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
   const int64_t hidden_size = spec_.hidden_size;
   const int64_t head_dim = spec_.head_dim;
   const int64_t q_width = spec_.query_heads * head_dim;
-  const int64_t kv_width = spec_.kv_heads * head_dim;
 
   LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
                                          .gain = weights.input_norm.data(),
@@ -50,20 +51,19 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                          .epsilon = spec_.rms_norm_epsilon,
                                          .round_bf16 = round_bf16_},
                                         ctx));
-  auto project = [&](const kernels::Matrix& w, int64_t width, float* y) {
-    return kernels::Gemm({.x = normed_.data(),
-                          .w = w,
-                          .y = y,
-                          .rows = rows,
-                          .in = hidden_size,
-                          .out = width,
-                          .x_stride = hidden_size,
-                          .y_stride = width},
-                         ctx);
+  x_.Take(normed_.data(), rows, hidden_size);
+  auto projection = [&](const kernels::Matrix& w, std::vector<float>& y) {
+    return kernels::GemmArgs{.x = x_.data(),
+                             .w = w,
+                             .y = y.data(),
+                             .rows = rows,
+                             .x_stride = x_.stride(),
+                             .y_stride = w.out,
+                             .x_dtype = x_.dtype()};
   };
-  LYNX_RETURN_IF_ERROR(project(weights.q, q_width, q_.data()));
-  LYNX_RETURN_IF_ERROR(project(weights.k, kv_width, k_.data()));
-  LYNX_RETURN_IF_ERROR(project(weights.v, kv_width, v_.data()));
+  const kernels::GemmArgs projections[] = {projection(weights.q, q_), projection(weights.k, k_),
+                                           projection(weights.v, v_)};
+  LYNX_RETURN_IF_ERROR(kernels::Gemm(projections, ctx));
 
   auto norm_and_rotate = [&](float* x, int64_t heads, const std::vector<float>& gain) {
     if (spec_.head_norm) {
@@ -118,14 +118,14 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
        .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))),
        .round_bf16 = round_bf16_},
       ctx));
-  return kernels::Gemm({.x = attended_.data(),
+  attended_x_.Take(attended_.data(), rows, q_width);
+  return kernels::Gemm({.x = attended_x_.data(),
                         .w = weights.o,
                         .y = hidden,
                         .rows = rows,
-                        .in = q_width,
-                        .out = hidden_size,
-                        .x_stride = q_width,
+                        .x_stride = attended_x_.stride(),
                         .y_stride = hidden_size,
+                        .x_dtype = attended_x_.dtype(),
                         .accumulate = true},
                        ctx);
 }

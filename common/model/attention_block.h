@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "common/kv/kv_arena.h"
+#include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
 #include "kernels/attention/paged_attention_args.h"
@@ -28,7 +29,7 @@ struct RowPlaces {
 class AttentionBlock {
  public:
   // Positions [0, positions) can be run.
-  AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions, bool round_bf16);
+  AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions, DType compute_dtype);
 
   // Writes KV of every row into `layer` of `kv`, then updates `hidden` [rows, hidden_size].
   absl::Status Run(const AttentionWeights& weights, const RowPlaces& rows, int32_t layer,
@@ -40,6 +41,8 @@ class AttentionBlock {
   const int64_t positions_;
   const kernels::RopeTable rope_;
   std::vector<float> normed_;    // [max_rows, hidden]
+  ActivationBuffer x_;           // [max_rows, hidden]
+  ActivationBuffer attended_x_;  // [max_rows, query_heads, head_dim]
   std::vector<float> q_;         // [max_rows, query_heads, head_dim]
   std::vector<float> k_;         // [max_rows, kv_heads, head_dim]
   std::vector<float> v_;         // [max_rows, kv_heads, head_dim]

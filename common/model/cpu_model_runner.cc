@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/model/activation_buffer.h"
 #include "common/model/attention_block.h"
 #include "common/model/compatibility.h"
 #include "common/model/feed_forward_block.h"
@@ -18,7 +19,6 @@
 #include "common/model/safetensors.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
-#include "kernels/core/float_convert.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/norm/rms_norm.h"
 
@@ -26,16 +26,13 @@ namespace lynx::model {
 namespace {
 
 // Raised with every change that may change a bit of any result.
-constexpr int kNumericsRevision = 1;
+constexpr int kNumericsRevision = 2;
 
 class CpuModelRunner : public ModelRunner {
  public:
-  // `folder` holds the data of `weights`, or is null.
-  CpuModelRunner(const RunnerOptions& options, ModelSpec spec,
-                 std::unique_ptr<const SafetensorsFolder> folder, ModelWeights weights,
+  CpuModelRunner(const RunnerOptions& options, ModelSpec spec, ModelWeights weights,
                  std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
-        folder_(std::move(folder)),
         weights_(std::move(weights)),
         kv_(std::move(kv)),
         max_rows_(options.max_step_rows),
@@ -45,8 +42,9 @@ class CpuModelRunner : public ModelRunner {
         remap_mixed_steps_(options.remap_mixed_steps),
         team_(options.threads > 0 ? options.threads : kernels::UsableCpus()),
         ctx_{.backend = kernels::Backend::kCpu, .isa = kernels::BestIsa(), .team = &team_},
-        attention_(spec_, max_rows_, max_positions_, round_bf16_),
-        feed_forward_(spec_, max_rows_, round_bf16_, options.router_override) {
+        attention_(spec_, max_rows_, max_positions_, options.compute_dtype),
+        feed_forward_(spec_, max_rows_, options.compute_dtype, options.router_override),
+        normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     const auto rows = static_cast<size_t>(max_rows_);
     const auto hidden = static_cast<size_t>(spec_.hidden_size);
     tokens_.reserve(rows);
@@ -92,7 +90,6 @@ class CpuModelRunner : public ModelRunner {
   absl::Status ComputeLogits();
 
   const ModelSpec spec_;
-  const std::unique_ptr<const SafetensorsFolder> folder_;
   const ModelWeights weights_;
   const std::unique_ptr<kv::KvArena> kv_;
   const int64_t max_rows_;
@@ -104,6 +101,7 @@ class CpuModelRunner : public ModelRunner {
   const kernels::ExecContext ctx_;
   AttentionBlock attention_;
   FeedForwardBlock feed_forward_;
+  ActivationBuffer normed_;  // [max_logits, hidden]: what the head takes.
   std::string numeric_class_;
   std::string compatibility_hash_;
 
@@ -211,23 +209,7 @@ void CpuModelRunner::Embed() {
   const int64_t hidden = spec_.hidden_size;
   const kernels::Matrix& embedding = weights_.embedding;
   for (size_t r = 0; r < tokens_.size(); ++r) {
-    const int64_t first = tokens_[r] * hidden;
-    float* to = hidden_.data() + static_cast<int64_t>(r) * hidden;
-    switch (embedding.dtype) {
-      case DType::kF32:
-        std::copy_n(static_cast<const float*>(embedding.data) + first, hidden, to);
-        break;
-      case DType::kBf16:
-        std::transform(static_cast<const uint16_t*>(embedding.data) + first,
-                       static_cast<const uint16_t*>(embedding.data) + first + hidden, to,
-                       kernels::Bf16ToF32);
-        break;
-      case DType::kF16:
-        std::transform(static_cast<const uint16_t*>(embedding.data) + first,
-                       static_cast<const uint16_t*>(embedding.data) + first + hidden, to,
-                       kernels::F16ToF32);
-        break;
-    }
+    kernels::UnpackRow(embedding, tokens_[r], hidden_.data() + static_cast<int64_t>(r) * hidden);
   }
   stats_.weight_bytes_read +=
       static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
@@ -252,14 +234,14 @@ absl::Status CpuModelRunner::ComputeLogits() {
                                          .round_bf16 = round_bf16_},
                                         ctx_));
   stats_.weight_bytes_read += weights_.head_bytes;
-  return kernels::Gemm({.x = final_.data(),
+  normed_.Take(final_.data(), rows, hidden);
+  return kernels::Gemm({.x = normed_.data(),
                         .w = weights_.head,
                         .y = logits_.data(),
                         .rows = rows,
-                        .in = hidden,
-                        .out = spec_.vocab_size,
-                        .x_stride = hidden,
-                        .y_stride = spec_.vocab_size},
+                        .x_stride = normed_.stride(),
+                        .y_stride = spec_.vocab_size,
+                        .x_dtype = normed_.dtype()},
                        ctx_);
 }
 
@@ -334,7 +316,6 @@ absl::Status CheckSpec(const ModelSpec& spec) {
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, ModelSpec spec,
-                                                  std::unique_ptr<const SafetensorsFolder> folder,
                                                   const TensorMap& tensors,
                                                   std::string_view identity) {
   LYNX_ASSIGN_OR_RETURN(ModelWeights weights, BindWeights(tensors, spec));
@@ -345,8 +326,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, 
                                              .dtype = options.kv_dtype},
                                             options.kv_blocks));
   try {
-    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(folder),
-                                            std::move(weights), identity, std::move(kv));
+    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(weights), identity,
+                                            std::move(kv));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for steps of ",
                                                      options.max_step_rows, " rows and ",
@@ -359,15 +340,12 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptions& options) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_ASSIGN_OR_RETURN(ModelSpec spec, LoadModelSpec(options.model_dir));
-  LYNX_ASSIGN_OR_RETURN(SafetensorsFolder opened, SafetensorsFolder::Open(options.model_dir));
-  auto folder = std::make_unique<const SafetensorsFolder>(std::move(opened));
-  if (!folder->unused_files().empty()) {
+  LYNX_ASSIGN_OR_RETURN(const SafetensorsFolder folder, SafetensorsFolder::Open(options.model_dir));
+  if (!folder.unused_files().empty()) {
     spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
-                                      NameList(folder->unused_files())));
+                                      NameList(folder.unused_files())));
   }
-  const TensorMap& tensors = folder->tensors();
-  const std::string identity = WeightsIdentity(tensors);
-  return Make(options, std::move(spec), std::move(folder), tensors, identity);
+  return Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()));
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOptions& options,
@@ -376,7 +354,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOpt
                                                                  std::string_view identity) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_RETURN_IF_ERROR(CheckSpec(spec));
-  return Make(options, std::move(spec), nullptr, tensors, identity);
+  return Make(options, std::move(spec), tensors, identity);
 }
 
 }  // namespace lynx::model

@@ -10,12 +10,12 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16,
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DType compute_dtype,
                                    RouterOverride* router_override)
     : spec_(spec),
-      round_bf16_(round_bf16),
       router_override_(router_override),
       normed_(static_cast<size_t>(max_rows * spec.hidden_size)),
+      x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
       planner_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
                std::max(1, spec.experts_per_token)),
@@ -23,7 +23,8 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool
             std::max(1, spec.experts_per_token)),
       workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
                  spec.hidden_size,
-                 std::max(spec.dense_intermediate_size, spec.expert_intermediate_size)),
+                 std::max(spec.dense_intermediate_size, spec.expert_intermediate_size),
+                 compute_dtype),
       dense_ids_(static_cast<size_t>(max_rows), 0),
       dense_weights_(static_cast<size_t>(max_rows), 1.0f) {}
 
@@ -39,9 +40,10 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                                          .x_stride = hidden_size,
                                          .y_stride = hidden_size,
                                          .epsilon = spec_.rms_norm_epsilon,
-                                         .round_bf16 = round_bf16_},
+                                         .round_bf16 = x_.dtype() == DType::kBf16},
                                         ctx));
-  kernels::ExpertFfnArgs args{.x = normed_.data(),
+  x_.Take(normed_.data(), rows, hidden_size);
+  kernels::ExpertFfnArgs args{.x = x_.data(),
                               .experts = weights.experts.data(),
                               .ids = dense_ids_.data(),
                               .weights = dense_weights_.data(),
@@ -51,18 +53,17 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                               .intermediate = spec_.dense_intermediate_size,
                               .expert_count = static_cast<int64_t>(weights.experts.size()),
                               .top_k = 1,
-                              .x_stride = hidden_size,
+                              .x_stride = x_.stride(),
                               .y_stride = hidden_size,
-                              .round_bf16 = round_bf16_};
+                              .x_dtype = x_.dtype()};
   if (weights.router.data != nullptr) {
-    LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = normed_.data(),
+    LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
                                         .w = weights.router,
                                         .y = router_logits_.data(),
                                         .rows = rows,
-                                        .in = hidden_size,
-                                        .out = spec_.experts,
-                                        .x_stride = hidden_size,
-                                        .y_stride = spec_.experts},
+                                        .x_stride = x_.stride(),
+                                        .y_stride = spec_.experts,
+                                        .x_dtype = x_.dtype()},
                                        ctx));
     const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
     if (router_override_ != nullptr) {

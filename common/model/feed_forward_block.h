@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
 #include "common/model/router_override.h"
@@ -20,7 +21,7 @@ namespace lynx::model {
 class FeedForwardBlock {
  public:
   // `router_override` may be null; outlives this.
-  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, bool round_bf16,
+  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DType compute_dtype,
                    RouterOverride* router_override);
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
@@ -35,9 +36,9 @@ class FeedForwardBlock {
 
  private:
   const ModelSpec& spec_;  // Outlives this.
-  const bool round_bf16_;
   RouterOverride* const router_override_;
   std::vector<float> normed_;         // [max_rows, hidden]
+  ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;
   moe::RoutingPlan plan_;

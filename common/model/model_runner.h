@@ -88,8 +88,8 @@ class ModelRunner {
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const RunnerOptions& options);
 
   // The same for weights that are in memory already, under the names of the family of `spec`, as
-  // synthetic ones are. Their data outlives the runner. `identity` stands for them in the
-  // compatibility hash: other weights, other identity. Fails as Load() does.
+  // synthetic ones are. They are copied. `identity` stands for them in the compatibility hash:
+  // other weights, other identity. Fails as Load() does.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const RunnerOptions& options,
                                                              ModelSpec spec,
                                                              const TensorMap& tensors,

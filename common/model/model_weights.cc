@@ -56,9 +56,40 @@ class Binder {
   Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in, int64_t* bytes) {
     const Tensor* tensor = Take(name, {out, in});
     if (tensor == nullptr) return {};
-    if (bytes != nullptr) *bytes += static_cast<int64_t>(tensor->data.size());
-    return {.data = tensor->data.data(), .dtype = tensor->dtype};
+    const Matrix matrix = Pack(tensor->data.data(), tensor->dtype, out, in);
+    if (bytes != nullptr) *bytes += kernels::PackedBytes(out, in, matrix.dtype);
+    return matrix;
   }
+
+  // From row-major memory.
+  Matrix Pack(const std::byte* from, DType dtype, int64_t out, int64_t in) {
+    const int64_t row_bytes = in * static_cast<int64_t>(SizeOf(dtype));
+    return PackPanels(dtype, out, in, [&](int64_t panel, std::byte* to) {
+      const void* rows[kernels::kPanelRows] = {};
+      for (int64_t r = 0; r < kernels::kPanelRows; ++r) {
+        const int64_t row = panel * kernels::kPanelRows + r;
+        if (row < out) rows[r] = from + row * row_bytes;
+      }
+      kernels::PackPanel(rows, dtype, in, to);
+    });
+  }
+
+  // gate, up: [intermediate, hidden]; down: [hidden, intermediate]; of two types at most.
+  ExpertWeights PackExpert(const std::byte* gate, const std::byte* up, DType gate_up_dtype,
+                           const std::byte* down, DType down_dtype, int64_t hidden,
+                           int64_t intermediate) {
+    const int64_t gate_up_out = kernels::GateUpOutputs(intermediate);
+    return {.gate_up = PackPanels(gate_up_dtype, gate_up_out, hidden,
+                                  [&](int64_t panel, std::byte* to) {
+                                    kernels::PackGateUpPanel(gate, up, gate_up_dtype, intermediate,
+                                                             hidden, panel, to);
+                                  }),
+            .down = Pack(down, down_dtype, hidden, intermediate)};
+  }
+
+  void Refuse(std::string what) { misshapen_.push_back(std::move(what)); }
+
+  std::vector<PackedMemory> TakeMemory() { return std::move(memory_); }
 
   std::vector<float> TakeVector(const std::string& name, int64_t size) {
     const Tensor* tensor = Take(name, {size});
@@ -108,7 +139,19 @@ class Binder {
   }
 
  private:
+  template <typename PackOne>
+  Matrix PackPanels(DType dtype, int64_t out, int64_t in, PackOne pack_one) {
+    const int64_t bytes = kernels::PackedBytes(out, in, dtype);
+    // Not zeroed: packing writes every byte.
+    memory_.emplace_back(new PackedLine[static_cast<size_t>(bytes) / sizeof(PackedLine)]);
+    auto* data = reinterpret_cast<std::byte*>(memory_.back().get());
+    const int64_t panel_bytes = kernels::PanelBytes(in, dtype);
+    for (int64_t p = 0; p * panel_bytes < bytes; ++p) pack_one(p, data + p * panel_bytes);
+    return {.data = data, .dtype = dtype, .out = out, .in = in};
+  }
+
   const TensorMap& tensors_;
+  std::vector<PackedMemory> memory_;
   std::set<std::string> taken_;
   std::vector<std::string> missing_;
   std::vector<std::string> misshapen_;
@@ -134,12 +177,18 @@ AttentionWeights BindAttention(const ModelSpec& spec, const std::string& layer, 
 
 // One gated MLP stored as three Linears under `prefix`.
 ExpertWeights BindMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
-                      Binder& binder, int64_t* bytes) {
-  return {
-      .gate = binder.TakeMatrix(prefix + "gate_proj.weight", intermediate, hidden, bytes),
-      .up = binder.TakeMatrix(prefix + "up_proj.weight", intermediate, hidden, bytes),
-      .down = binder.TakeMatrix(prefix + "down_proj.weight", hidden, intermediate, bytes),
-  };
+                      Binder& binder) {
+  const Tensor* gate = binder.Take(prefix + "gate_proj.weight", {intermediate, hidden});
+  const Tensor* up = binder.Take(prefix + "up_proj.weight", {intermediate, hidden});
+  const Tensor* down = binder.Take(prefix + "down_proj.weight", {hidden, intermediate});
+  if (gate == nullptr || up == nullptr || down == nullptr) return {};
+  if (gate->dtype != up->dtype) {
+    binder.Refuse(absl::StrCat(prefix, "gate_proj.weight is ", std::string(Name(gate->dtype)),
+                               ", up_proj.weight ", std::string(Name(up->dtype))));
+    return {};
+  }
+  return binder.PackExpert(gate->data.data(), up->data.data(), gate->dtype, down->data.data(),
+                           down->dtype, hidden, intermediate);
 }
 
 // All experts of a layer in two tensors: [experts, gate rows then up rows, hidden] and
@@ -153,19 +202,40 @@ std::vector<ExpertWeights> BindFusedExperts(const ModelSpec& spec, const std::st
   const Tensor* down =
       binder.Take(prefix + "experts.down_proj", {spec.experts, hidden, intermediate});
   if (gate_up == nullptr || down == nullptr) return {};
-  auto part = [](const Tensor& tensor, int64_t first_element) {
-    return Matrix{
-        .data = tensor.data.data() + first_element * static_cast<int64_t>(SizeOf(tensor.dtype)),
-        .dtype = tensor.dtype};
+  auto part = [&](const Tensor& tensor, int64_t index) {
+    return tensor.data.data() +
+           index * intermediate * hidden * static_cast<int64_t>(SizeOf(tensor.dtype));
   };
-  const int64_t size = intermediate * hidden;
   std::vector<ExpertWeights> experts;
   for (int64_t e = 0; e < spec.experts; ++e) {
-    experts.push_back({.gate = part(*gate_up, 2 * e * size),
-                       .up = part(*gate_up, (2 * e + 1) * size),
-                       .down = part(*down, e * size)});
+    experts.push_back(binder.PackExpert(part(*gate_up, 2 * e), part(*gate_up, 2 * e + 1),
+                                        gate_up->dtype, part(*down, e), down->dtype, hidden,
+                                        intermediate));
   }
   return experts;
+}
+
+int64_t BytesOf(const Matrix& matrix) {
+  return kernels::PackedBytes(matrix.out, matrix.in, matrix.dtype);
+}
+
+void BindExperts(const ModelSpec& spec, const std::string& prefix, FeedForwardWeights& weights,
+                 Binder& binder) {
+  weights.router = binder.TakeMatrix(prefix + "gate.weight", spec.experts, spec.hidden_size,
+                                     &weights.router_bytes);
+  if (binder.Has(prefix + "experts.gate_up_proj")) {
+    weights.experts = BindFusedExperts(spec, prefix, binder);
+    return;
+  }
+  for (int32_t e = 0; e < spec.experts; ++e) {
+    weights.experts.push_back(BindMlp(absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size,
+                                      spec.expert_intermediate_size, binder));
+    const ExpertWeights& first = weights.experts.front();
+    const ExpertWeights& last = weights.experts.back();
+    if (last.gate_up.dtype != first.gate_up.dtype || last.down.dtype != first.down.dtype) {
+      binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.0"));
+    }
+  }
 }
 
 FeedForwardWeights BindFeedForward(const ModelSpec& spec, FeedForwardKind kind,
@@ -175,30 +245,17 @@ FeedForwardWeights BindFeedForward(const ModelSpec& spec, FeedForwardKind kind,
   weights.input_norm =
       binder.TakeVector(layer + "post_attention_layernorm.weight", spec.hidden_size);
   if (kind == FeedForwardKind::kDense) {
-    weights.experts.push_back(BindMlp(prefix, spec.hidden_size, spec.dense_intermediate_size,
-                                      binder, &weights.expert_bytes));
-    return weights;
-  }
-  weights.router = binder.TakeMatrix(prefix + "gate.weight", spec.experts, spec.hidden_size,
-                                     &weights.router_bytes);
-  if (binder.Has(prefix + "experts.gate_up_proj")) {
-    weights.experts = BindFusedExperts(spec, prefix, binder);
+    weights.experts.push_back(
+        BindMlp(prefix, spec.hidden_size, spec.dense_intermediate_size, binder));
   } else {
-    for (int32_t e = 0; e < spec.experts; ++e) {
-      weights.experts.push_back(BindMlp(absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size,
-                                        spec.expert_intermediate_size, binder, nullptr));
-    }
+    BindExperts(spec, prefix, weights, binder);
   }
   if (!weights.experts.empty()) {
     const ExpertWeights& first = weights.experts.front();
-    const int64_t size = int64_t{spec.hidden_size} * spec.expert_intermediate_size;
-    for (const Matrix* matrix : {&first.gate, &first.up, &first.down}) {
-      weights.expert_bytes += size * static_cast<int64_t>(SizeOf(matrix->dtype));
-    }
+    weights.expert_bytes = BytesOf(first.gate_up) + BytesOf(first.down);
   }
   return weights;
 }
-
 }  // namespace
 
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec) {
@@ -227,6 +284,7 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
                                   spec, spec.feed_forward[static_cast<size_t>(i)], layer, binder)});
   }
   LYNX_RETURN_IF_ERROR(binder.Finish());
+  weights.memory = binder.TakeMemory();
   return weights;
 }
 

@@ -1,15 +1,23 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/model/model_spec.h"
 #include "common/model/tensor.h"
-#include "kernels/gemm/gemm_args.h"
-#include "kernels/moe/expert_ffn_args.h"
+#include "kernels/gemm/packed_matrix.h"
+#include "kernels/moe/expert_weights.h"
 
 namespace lynx::model {
+
+// A cache line of packed weights.
+struct alignas(64) PackedLine {
+  std::byte bytes[64];
+};
+using PackedMemory = std::unique_ptr<PackedLine[]>;
 
 struct AttentionWeights {
   std::vector<float> input_norm;  // [hidden]
@@ -35,14 +43,14 @@ struct LayerWeights {
   FeedForwardWeights feed_forward;
 };
 
-// Tensors in the places where a forward pass wants them. Matrices point to the tensors' data, which
-// must outlive this; the small norms are copied to float32.
+// Tensors as a forward pass wants them: matrices packed, the small norms in float32.
 struct ModelWeights {
   kernels::Matrix embedding;  // [vocab, hidden]
   kernels::Matrix head;       // [vocab, hidden]; the embedding itself if tied
   int64_t head_bytes = 0;
   std::vector<float> final_norm;  // [hidden]
   std::vector<LayerWeights> layers;
+  std::vector<PackedMemory> memory;  // What the matrices point to.
 };
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to

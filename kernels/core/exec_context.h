@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
@@ -19,6 +20,8 @@ struct ExecContext {
   Backend backend = Backend::kCpu;
   Isa isa = BestIsa();         // At most BestIsa().
   ThreadTeam* team = nullptr;  // Null: on the calling thread alone.
+  // Unless null: matrix products add the bytes of packed weights that they read from memory.
+  std::atomic<int64_t>* streamed_bytes = nullptr;
 };
 
 // Unavailable when this machine cannot run `ctx`.

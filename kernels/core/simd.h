@@ -44,6 +44,19 @@ inline F32x16 Load(const Bf16* p) {
 inline F32x16 Load(const F16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+// Of sixteen pairs, or of one in all lanes.
+inline void LoadPairs(const Bf16* p, F32x16* even, F32x16* odd) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  *even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+  *odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)))};
+}
+inline void BroadcastPair(const Bf16* p, F32x16* even, F32x16* odd) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  const __m512i pair = _mm512_set1_epi32(bits);
+  *even = {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16))};
+  *odd = {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(~0xffff)))};
+}
 inline void Store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 inline void Store(Bf16* p, F32x16 a) {  // The lanes must be bf16 values (RoundBf16).
   const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(a.v), 16);
@@ -106,6 +119,23 @@ inline F32x16 Load(const Bf16* p) { return {LoadHalf(p), LoadHalf(p + 8)}; }
 inline F32x16 Load(const F16* p) {
   const auto* raw = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(raw)), _mm256_cvtph_ps(_mm_loadu_si128(raw + 1))};
+}
+inline void WidenPairs(__m256i pairs, __m256* even, __m256* odd) {
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(~0xffff)));
+}
+// Of sixteen pairs, or of one in all lanes.
+inline void LoadPairs(const Bf16* p, F32x16* even, F32x16* odd) {
+  const auto* raw = reinterpret_cast<const __m256i*>(p);
+  WidenPairs(_mm256_loadu_si256(raw), &even->lo, &odd->lo);
+  WidenPairs(_mm256_loadu_si256(raw + 1), &even->hi, &odd->hi);
+}
+inline void BroadcastPair(const Bf16* p, F32x16* even, F32x16* odd) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  WidenPairs(_mm256_set1_epi32(bits), &even->lo, &odd->lo);
+  even->hi = even->lo;
+  odd->hi = odd->lo;
 }
 inline void Store(float* p, F32x16 a) {
   _mm256_storeu_ps(p, a.lo);
@@ -222,6 +252,15 @@ inline float HalfToFloat(uint32_t bits) {
 inline F32x16 Load(const F16* p) {
   return PerLane([p](int i) { return HalfToFloat(p[i].bits); });
 }
+// Of sixteen pairs, or of one in all lanes.
+inline void LoadPairs(const Bf16* p, F32x16* even, F32x16* odd) {
+  *even = PerLane([p](int i) { return FloatOf(uint32_t{p[2 * i].bits} << 16); });
+  *odd = PerLane([p](int i) { return FloatOf(uint32_t{p[2 * i + 1].bits} << 16); });
+}
+inline void BroadcastPair(const Bf16* p, F32x16* even, F32x16* odd) {
+  *even = Set1(FloatOf(uint32_t{p[0].bits} << 16));
+  *odd = Set1(FloatOf(uint32_t{p[1].bits} << 16));
+}
 inline void Store(float* p, const F32x16& a) {
   for (int i = 0; i < kLanes; ++i) p[i] = a.v[i];
 }
@@ -275,6 +314,11 @@ inline F32x16 RoundBf16(const F32x16& a) {
 }
 
 #endif
+
+inline void BroadcastPair(const float* p, F32x16* even, F32x16* odd) {
+  *even = Set1(p[0]);
+  *odd = Set1(p[1]);
+}
 
 #if defined(__AVX2__)
 

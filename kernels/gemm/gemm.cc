@@ -4,41 +4,82 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/gemm/gemm_backends.h"
+#include "kernels/gemm/gemm_ref.h"
+#include "kernels/gemm/panel_items.h"
 
 namespace lynx::kernels {
 namespace {
 
-// Work of one item in multiply-adds: about 3 us of one core, and few enough columns that their
-// weights stay in its L2 cache while the rows pass by.
-constexpr int64_t kMultiplyAddsPerItem = 131072;
-
 absl::Status Validate(const GemmArgs& args) {
-  if (args.rows < 0 || args.rows >= int64_t{1} << 31 || args.in <= 0 || args.out <= 0 ||
-      args.out >= int64_t{1} << 28 || args.x_stride < args.in || args.y_stride < args.out) {
-    return absl::InvalidArgumentError(absl::StrCat("Gemm: rows ", args.rows, ", in ", args.in,
-                                                   ", out ", args.out, ", x_stride ", args.x_stride,
-                                                   ", y_stride ", args.y_stride));
+  const int64_t in = args.w.in;
+  const int64_t padded = (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
+  if (args.rows < 0 || args.rows >= int64_t{1} << 31 || in <= 0 || args.w.out <= 0 ||
+      args.w.out >= int64_t{1} << 28 || args.x_dtype == DType::kF16 ||
+      args.x_stride < (args.x_dtype == DType::kBf16 ? padded : in) || args.y_stride < args.w.out) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Gemm: rows ", args.rows, ", in ", in, ", out ", args.w.out, ", x_stride ", args.x_stride,
+        " of ", std::string(Name(args.x_dtype)), ", y_stride ", args.y_stride));
   }
   return absl::OkStatus();
 }
 
+// One block of y: rows of a product, of which `columns` count.
+void Store(const float* product, int64_t rows, int64_t columns, bool accumulate, float* y,
+           int64_t y_stride) {
+  for (int64_t r = 0; r < rows; ++r, product += kPanelRows, y += y_stride) {
+    if (accumulate) {
+      for (int64_t o = 0; o < columns; ++o) y[o] += product[o];
+    } else {
+      std::copy_n(product, columns, y);
+    }
+  }
+}
+
+void RunItem(const GemmArgs& args, int64_t item, const ExecContext& ctx) {
+  const internal::Activations x{
+      .data = args.x, .dtype = args.x_dtype, .rows = args.rows, .stride = args.x_stride};
+  internal::RunItem(ctx, x, args.w, item,
+                    [&](int64_t row, int64_t rows, int64_t panel, const float* product) {
+                      const int64_t first = panel * kPanelRows;
+                      Store(product, rows, std::min(kPanelRows, args.w.out - first),
+                            args.accumulate, args.y + row * args.y_stride + first, args.y_stride);
+                    });
+}
+
 }  // namespace
 
+int64_t ActivationStride(int64_t width, DType dtype) {
+  const int64_t stride = (width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
+  const bool same_page_offset = stride * static_cast<int64_t>(SizeOf(dtype)) % 4096 == 0;
+  return same_page_offset ? stride + kPanelDepth : stride;
+}
+
 absl::Status Gemm(const GemmArgs& args, const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args));
+  return Gemm(std::span(&args, 1), ctx);
+}
+
+absl::Status Gemm(std::span<const GemmArgs> products, const ExecContext& ctx) {
+  if (products.size() > kMaxGemms) {
+    return absl::InvalidArgumentError(absl::StrCat("Gemm: ", products.size(), " products"));
+  }
+  for (const GemmArgs& args : products) LYNX_RETURN_IF_ERROR(Validate(args));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
-  if (args.rows == 0) return absl::OkStatus();
   switch (ctx.backend) {
     case Backend::kReference:
-      internal::GemmReference(args);
+      for (const GemmArgs& args : products) internal::GemmReference(args);
       break;
     case Backend::kCpu: {
-      const auto body = internal::GemmColumnsFor(ctx.isa);
-      const int64_t per_column = args.in * std::min<int64_t>(args.rows, 8);
-      const int64_t chunk = std::max<int64_t>(16, kMultiplyAddsPerItem / per_column / 16 * 16);
-      ForEach(ctx, (args.out + chunk - 1) / chunk,
-              [&](int64_t i) { body(args, i * chunk, std::min(args.out, (i + 1) * chunk)); });
+      int64_t items[kMaxGemms] = {};
+      int64_t total = 0;
+      for (size_t i = 0; i < products.size(); ++i) {
+        items[i] = products[i].rows == 0 ? 0 : internal::Items(products[i].w, ctx);
+        total += items[i];
+      }
+      ForEach(ctx, total, [&](int64_t item) {
+        size_t i = 0;
+        for (; item >= items[i]; ++i) item -= items[i];
+        RunItem(products[i], item, ctx);
+      });
       break;
     }
   }

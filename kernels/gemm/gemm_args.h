@@ -11,15 +11,17 @@ namespace lynx::kernels {
 //   y[r, o] = (accumulate ? y[r, o] : 0) + sum over i of x[r, i] * w[o, i]
 //
 // with the sum in float32. The caller has rounded x to the precision it computes in.
+//
+// Rows of bf16 x go on with zeros up to a multiple of kPanelDepth. Rows that start at a multiple of
+// 64 bytes, and not all at the same offset within a page of 4 KiB, are read fastest.
 struct GemmArgs {
-  const float* x = nullptr;  // [rows, in], rows x_stride elements apart
-  Matrix w = {};             // [out, in]
-  float* y = nullptr;        // [rows, out], rows y_stride elements apart
-  int64_t rows = 0;          // [0, 2^31); 0 is a no-op
-  int64_t in = 0;            // > 0
-  int64_t out = 0;           // > 0, < 2^28
-  int64_t x_stride = 0;      // >= in
-  int64_t y_stride = 0;      // >= out
+  const void* x = nullptr;  // [rows, w.in] of x_dtype, rows x_stride elements apart
+  Matrix w = {};
+  float* y = nullptr;           // [rows, w.out], rows y_stride elements apart
+  int64_t rows = 0;             // [0, 2^31); 0 is a no-op
+  int64_t x_stride = 0;         // >= w.in; for bf16 x >= w.in rounded up to kPanelDepth
+  int64_t y_stride = 0;         // >= w.out
+  DType x_dtype = DType::kF32;  // kF32 or kBf16
   bool accumulate = false;
 };
 

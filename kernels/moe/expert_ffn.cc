@@ -1,30 +1,58 @@
 #include "kernels/moe/expert_ffn.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/panel_items.h"
 #include "kernels/moe/expert_ffn_backends.h"
 
 namespace lynx::kernels {
 namespace {
 
-// Weights of one item: about 3 us of one core at batch 1, a share of its L2 cache at any.
-constexpr int64_t kWeightsPerItem = 65536;
-constexpr int64_t kElementsPerItem = 16384;  // Combining: as much, with no weights to read.
+using internal::Activations;
+
+// Bytes that an item of the passes without weights moves: some 10 us of one core.
+constexpr int64_t kCopyItemBytes = 128 << 10;
+
+int64_t ToPanelDepth(int64_t in) { return (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth; }
+
+int64_t Bytes(int64_t elements, DType dtype) {
+  return elements * static_cast<int64_t>(SizeOf(dtype));
+}
+
+bool HasShape(const Matrix& matrix, int64_t out, int64_t in, DType dtype) {
+  return matrix.out == out && matrix.in == in && matrix.dtype == dtype;
+}
 
 absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace) {
+  const int64_t least_stride =
+      args.x_dtype == DType::kBf16 ? ToPanelDepth(args.hidden) : args.hidden;
   if (args.rows < 0 || args.hidden <= 0 || args.intermediate <= 0 || args.expert_count <= 0 ||
-      args.top_k <= 0 || args.x_stride < args.hidden || args.y_stride < args.hidden) {
+      args.top_k <= 0 || args.x_dtype == DType::kF16 || args.x_stride < least_stride ||
+      args.y_stride < args.hidden) {
     return absl::InvalidArgumentError(
         absl::StrCat("ExpertFfn: rows ", args.rows, ", hidden ", args.hidden, ", intermediate ",
                      args.intermediate, ", expert_count ", args.expert_count, ", top_k ",
-                     args.top_k, ", x_stride ", args.x_stride, ", y_stride ", args.y_stride));
+                     args.top_k, ", x_stride ", args.x_stride, " of ",
+                     std::string(Name(args.x_dtype)), ", y_stride ", args.y_stride));
   }
   if (!workspace.Fits(args)) {
     return absl::InvalidArgumentError(absl::StrCat("ExpertFfn: the workspace is too small for ",
                                                    args.rows, " rows of top_k ", args.top_k,
                                                    " over ", args.expert_count, " experts"));
+  }
+  for (int64_t e = 0; e < args.expert_count; ++e) {
+    const ExpertWeights& expert = args.experts[e];
+    if (!HasShape(expert.gate_up, GateUpOutputs(args.intermediate), args.hidden,
+                  args.experts[0].gate_up.dtype) ||
+        !HasShape(expert.down, args.hidden, args.intermediate, args.experts[0].down.dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat("ExpertFfn: expert ", e, " is not [",
+                                                     args.hidden, ", ", args.intermediate,
+                                                     "] or not of the type of expert 0"));
+    }
   }
   for (int64_t i = 0; i < args.rows * args.top_k; ++i) {
     if (args.ids[i] < 0 || args.ids[i] >= args.expert_count) {
@@ -56,24 +84,137 @@ void GroupByExpert(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace) {
   }
 }
 
+// Finds each active expert's rows of x, and puts them together where they are scattered.
+void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const ExecContext& ctx) {
+  const int64_t stride = ActivationStride(args.hidden, args.x_dtype);
+  const int64_t width = args.x_dtype == DType::kBf16 ? ToPanelDepth(args.hidden) : args.hidden;
+  const auto* x = static_cast<const std::byte*>(args.x);
+  auto* gathered = reinterpret_cast<std::byte*>(workspace.gathered.data());
+  auto row_of = [&](int64_t entry) {
+    return workspace.order[static_cast<size_t>(entry)] / args.top_k;
+  };
+  workspace.expert_x.clear();
+  bool scattered = false;
+  for (int32_t e : workspace.active) {
+    const int64_t first = workspace.offsets[static_cast<size_t>(e)];
+    const int64_t end = workspace.offsets[static_cast<size_t>(e) + 1];
+    bool together = true;
+    for (int64_t i = first + 1; i < end; ++i) together &= row_of(i) == row_of(i - 1) + 1;
+    scattered |= !together;
+    workspace.expert_x.push_back(
+        {.data = together ? x + Bytes(row_of(first) * args.x_stride, args.x_dtype)
+                          : gathered + Bytes(first * stride, args.x_dtype),
+         .dtype = args.x_dtype,
+         .rows = end - first,
+         .stride = together ? args.x_stride : stride});
+  }
+  if (!scattered) return;
+  const int64_t entries = args.rows * args.top_k;
+  const int64_t per_item = std::max<int64_t>(1, kCopyItemBytes / Bytes(width, args.x_dtype));
+  ForEach(ctx, (entries + per_item - 1) / per_item, [&](int64_t item) {
+    for (int64_t i = item * per_item; i < std::min(entries, (item + 1) * per_item); ++i) {
+      std::memcpy(gathered + Bytes(i * stride, args.x_dtype),
+                  x + Bytes(row_of(i) * args.x_stride, args.x_dtype),
+                  static_cast<size_t>(Bytes(width, args.x_dtype)));
+    }
+  });
+}
+
+// Products of every active expert with its rows: use(expert's first entry + row, ...) as in
+// RunItem.
+template <typename RowsOf, typename Use>
+void MultiplyExperts(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace,
+                     const ExecContext& ctx, Matrix ExpertWeights::*matrix, RowsOf rows_of,
+                     Use use) {
+  const int64_t per_expert = internal::Items(args.experts[0].*matrix, ctx);
+  ForEach(ctx, per_expert * static_cast<int64_t>(workspace.active.size()), [&](int64_t item) {
+    const auto a = static_cast<size_t>(item / per_expert);
+    const auto e = static_cast<size_t>(workspace.active[a]);
+    const int64_t first = workspace.offsets[e];
+    internal::RunItem(ctx, rows_of(a, first), args.experts[e].*matrix, item % per_expert,
+                      [&](int64_t row, int64_t rows, int64_t panel, const float* product) {
+                        use(first + row, rows, panel, product);
+                      });
+  });
+}
+
+void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const ExecContext& ctx) {
+  GroupByExpert(args, workspace);
+  GatherRows(args, workspace, ctx);
+
+  const auto swiglu = internal::SwiGluFor(ctx.isa);
+  const int64_t inner_stride = ActivationStride(args.intermediate, args.x_dtype);
+  auto* inner = reinterpret_cast<std::byte*>(workspace.inner.data());
+  MultiplyExperts(
+      args, workspace, ctx, &ExpertWeights::gate_up,
+      [&](size_t active, int64_t) { return workspace.expert_x[active]; },
+      [&](int64_t entry, int64_t rows, int64_t panel, const float* product) {
+        const int64_t column = panel * kGateOutputsPerPanel;
+        std::byte* to = inner + Bytes(entry * inner_stride + column, args.x_dtype);
+        swiglu(product, rows, std::min(kGateOutputsPerPanel, args.intermediate - column),
+               args.x_dtype, inner_stride, to);
+        // The rest of the last kPanelDepth elements, where no panel of weights ends.
+        const int64_t written = column + kGateOutputsPerPanel;
+        if (written < args.intermediate || written % kPanelDepth == 0) return;
+        for (int64_t r = 0; r < rows; ++r) {
+          std::memset(to + Bytes(r * inner_stride + kGateOutputsPerPanel, args.x_dtype), 0,
+                      static_cast<size_t>(Bytes(kPanelDepth / 2, args.x_dtype)));
+        }
+      });
+
+  const int64_t outer_stride = ActivationStride(args.hidden, DType::kF32);
+  auto* outer = reinterpret_cast<float*>(workspace.outer.data());
+  MultiplyExperts(
+      args, workspace, ctx, &ExpertWeights::down,
+      [&](size_t active, int64_t first) {
+        return Activations{.data = inner + Bytes(first * inner_stride, args.x_dtype),
+                           .dtype = args.x_dtype,
+                           .rows = workspace.expert_x[active].rows,
+                           .stride = inner_stride};
+      },
+      [&](int64_t entry, int64_t rows, int64_t panel, const float* product) {
+        const int64_t column = panel * kPanelRows;
+        const int64_t columns = std::min(kPanelRows, args.hidden - column);
+        for (int64_t r = 0; r < rows; ++r, product += kPanelRows) {
+          const int64_t to = workspace.order[static_cast<size_t>(entry + r)];
+          std::copy_n(product, columns, outer + to * outer_stride + column);
+        }
+      });
+
+  const auto combine = internal::CombineRanksFor(ctx.isa);
+  const int64_t per_item =
+      std::max<int64_t>(1, kCopyItemBytes / Bytes(args.top_k * args.hidden, DType::kF32));
+  ForEach(ctx, (args.rows + per_item - 1) / per_item, [&](int64_t item) {
+    combine(args, outer, outer_stride, item * per_item, std::min(args.rows, (item + 1) * per_item));
+  });
+}
+
 }  // namespace
 
 ExpertFfnWorkspace::ExpertFfnWorkspace(int64_t max_rows, int64_t max_top_k, int64_t max_experts,
-                                       int64_t hidden, int64_t intermediate)
+                                       int64_t hidden, int64_t intermediate, DType x_dtype)
     : offsets(static_cast<size_t>(max_experts + 1)),
       order(static_cast<size_t>(max_rows * max_top_k)),
-      inner(static_cast<size_t>(max_rows * max_top_k * intermediate)),
-      outer(static_cast<size_t>(max_rows * max_top_k * hidden)),
       max_assignments_(max_rows * max_top_k),
       max_experts_(max_experts),
       hidden_(hidden),
-      intermediate_(intermediate) {
+      intermediate_(intermediate),
+      x_dtype_(x_dtype) {
+  auto lines = [&](int64_t width, DType dtype) {
+    const int64_t row = Bytes(ActivationStride(width, dtype), dtype);
+    return static_cast<size_t>((max_assignments_ * row + 63) / 64);
+  };
+  gathered.resize(lines(hidden, x_dtype));
+  inner.resize(lines(intermediate, x_dtype));
+  outer.resize(lines(hidden, DType::kF32));
   active.reserve(static_cast<size_t>(max_experts));
+  expert_x.reserve(static_cast<size_t>(max_experts));
 }
 
 bool ExpertFfnWorkspace::Fits(const ExpertFfnArgs& args) const {
   return args.rows * args.top_k <= max_assignments_ && args.expert_count <= max_experts_ &&
-         args.hidden <= hidden_ && args.intermediate <= intermediate_;
+         args.hidden <= hidden_ && args.intermediate <= intermediate_ &&
+         SizeOf(args.x_dtype) <= SizeOf(x_dtype_);
 }
 
 absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
@@ -85,35 +226,9 @@ absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
     case Backend::kReference:
       internal::ExpertFfnReference(args);
       break;
-    case Backend::kCpu: {
-      GroupByExpert(args, workspace);
-      const auto inner = internal::ExpertFfnInnerFor(ctx.isa);
-      const auto outer = internal::ExpertFfnOuterFor(ctx.isa);
-      const auto combine = internal::ExpertFfnCombineFor(ctx.isa);
-      auto per_expert = [&](auto body, int64_t columns, int64_t weights_per_column) {
-        const int64_t chunk = std::max<int64_t>(16, kWeightsPerItem / weights_per_column / 16 * 16);
-        const int64_t chunks = (columns + chunk - 1) / chunk;
-        ForEach(ctx, chunks * static_cast<int64_t>(workspace.active.size()), [&](int64_t i) {
-          const auto e = static_cast<size_t>(workspace.active[static_cast<size_t>(i / chunks)]);
-          const int64_t begin = i % chunks * chunk;
-          body(args,
-               internal::ExpertEntries{.expert = static_cast<int64_t>(e),
-                                       .first = workspace.offsets[e],
-                                       .count = workspace.offsets[e + 1] - workspace.offsets[e],
-                                       .order = workspace.order.data(),
-                                       .inner = workspace.inner.data(),
-                                       .outer = workspace.outer.data()},
-               begin, std::min(columns, begin + chunk));
-        });
-      };
-      per_expert(inner, args.intermediate, 2 * args.hidden);
-      per_expert(outer, args.hidden, args.intermediate);
-      const int64_t rows = std::max<int64_t>(1, kElementsPerItem / (args.top_k * args.hidden));
-      ForEach(ctx, (args.rows + rows - 1) / rows, [&](int64_t i) {
-        combine(args, workspace.outer.data(), i * rows, std::min(args.rows, (i + 1) * rows));
-      });
+    case Backend::kCpu:
+      RunOnCpu(args, workspace, ctx);
       break;
-    }
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/core/exec_context.h"
+#include "kernels/gemm/panel_items.h"
 #include "kernels/moe/expert_ffn_args.h"  // IWYU pragma: export
 
 namespace lynx::kernels {
@@ -11,17 +12,24 @@ namespace lynx::kernels {
 // Memory that ExpertFfn works in, made once for the largest call. One call at a time.
 class ExpertFfnWorkspace {
  public:
-  // All > 0.
+  // Sizes > 0. x_dtype is the widest of the calls'.
   ExpertFfnWorkspace(int64_t max_rows, int64_t max_top_k, int64_t max_experts, int64_t hidden,
-                     int64_t intermediate);
+                     int64_t intermediate, DType x_dtype);
 
   // Which rows go through which expert: entry i of expert e, offsets[e] <= i < offsets[e + 1], is
   // (row * top_k + rank) order[i].
   std::vector<int32_t> offsets;
   std::vector<int32_t> order;
-  std::vector<int32_t> active;  // Experts with a row, ascending.
-  std::vector<float> inner;     // [entry, intermediate]
-  std::vector<float> outer;     // [row * top_k + rank, hidden]
+  std::vector<int32_t> active;                  // Experts with a row, ascending.
+  std::vector<internal::Activations> expert_x;  // [active]: their rows of x.
+
+  // A cache line each.
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> gathered;  // [entry, hidden] of x_dtype: x where an expert's rows are scattered
+  std::vector<Line> inner;     // [entry, intermediate] of x_dtype
+  std::vector<Line> outer;     // [row * top_k + rank, hidden] of float32
 
   bool Fits(const ExpertFfnArgs& args) const;
 
@@ -30,13 +38,14 @@ class ExpertFfnWorkspace {
   int64_t max_experts_;
   int64_t hidden_;
   int64_t intermediate_;
+  DType x_dtype_;
 };
 
 // y overlaps neither x nor the workspace. The weights of every active expert are read from memory
 // once per call, however many rows use it.
 //
-// Numerics: float32 sums; ranks are added in the order j = 0, 1, ... A row's bits depend on that
-// row, its ids and weights alone. NaN or Inf in a row stays in that row.
+// Numerics: float32 sums as in Gemm; ranks are added in the order j = 0, 1, ... A row's bits depend
+// on that row, its ids and weights alone. NaN or Inf in a row stays in that row.
 //
 //   InvalidArgument  args breaks a bound above or exceeds the workspace; y is untouched.
 //   Unavailable      this machine cannot run ctx.

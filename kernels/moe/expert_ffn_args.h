@@ -2,27 +2,20 @@
 
 #include <cstdint>
 
-#include "kernels/gemm/gemm_args.h"
+#include "kernels/moe/expert_weights.h"
 
 namespace lynx::kernels {
-
-// One SwiGLU expert.
-struct ExpertWeights {
-  Matrix gate = {};  // [intermediate, hidden]
-  Matrix up = {};    // [intermediate, hidden]
-  Matrix down = {};  // [hidden, intermediate]
-};
 
 // The feed-forward part of a mixture of experts, added to y:
 //
 //   y[r] += sum over j < top_k of weights[r, j] * down_e(round(silu(gate_e(x[r])) * up_e(x[r]))),
 //   e = ids[r, j]
 //
-// where round() is to bf16 if `round_bf16`, else nothing. A dense layer is one expert with
-// weight 1.
+// where round() is to x_dtype. A dense layer is one expert with weight 1. Rows of x are as in
+// GemmArgs.
 struct ExpertFfnArgs {
-  const float* x = nullptr;                // [rows, hidden], rows x_stride elements apart
-  const ExpertWeights* experts = nullptr;  // [expert_count]
+  const void* x = nullptr;  // [rows, hidden] of x_dtype, rows x_stride elements apart
+  const ExpertWeights* experts = nullptr;  // [expert_count], all of one shape and type
   const int32_t* ids = nullptr;            // [rows, top_k], each in [0, expert_count)
   const float* weights = nullptr;          // [rows, top_k]
   float* y = nullptr;                      // [rows, hidden], rows y_stride elements apart
@@ -31,9 +24,9 @@ struct ExpertFfnArgs {
   int64_t intermediate = 0;                // > 0
   int64_t expert_count = 0;                // > 0
   int64_t top_k = 0;                       // > 0
-  int64_t x_stride = 0;                    // >= hidden
+  int64_t x_stride = 0;                    // >= hidden; bf16: >= hidden rounded up to kPanelDepth
   int64_t y_stride = 0;                    // >= hidden
-  bool round_bf16 = false;
+  DType x_dtype = DType::kF32;             // kF32 or kBf16
 };
 
 }  // namespace lynx::kernels

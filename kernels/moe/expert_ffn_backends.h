@@ -5,24 +5,13 @@
 
 namespace lynx::kernels::internal {
 void ExpertFfnReference(const ExpertFfnArgs& args);
-
-// The entries of one expert: see ExpertFfnWorkspace.
-struct ExpertEntries {
-  int64_t expert = 0;
-  int64_t first = 0;               // Index of the first entry.
-  int64_t count = 0;               // > 0
-  const int32_t* order = nullptr;  // [all entries]
-  float* inner = nullptr;          // [all entries, intermediate]
-  float* outer = nullptr;          // [rows * top_k, hidden]
-};
 }  // namespace lynx::kernels::internal
 
-// inner columns [begin, end) of one expert.
-LYNX_KERNEL_BODY(void, ExpertFfnInner, const ExpertFfnArgs& args,
-                 const internal::ExpertEntries& entries, int64_t begin, int64_t end)
-// outer columns [begin, end) of one expert.
-LYNX_KERNEL_BODY(void, ExpertFfnOuter, const ExpertFfnArgs& args,
-                 const internal::ExpertEntries& entries, int64_t begin, int64_t end)
-// Adds the weighted ranks of rows [begin, end) to y.
-LYNX_KERNEL_BODY(void, ExpertFfnCombine, const ExpertFfnArgs& args, const float* outer,
+// inner[r, i] = i < columns ? round(silu(gate_up[r, i]) * gate_up[r, 16 + i]) : 0 for i < 16, where
+// gate_up is the product of a panel and inner has rows of `dtype` `stride` elements apart.
+LYNX_KERNEL_BODY(void, SwiGlu, const float* gate_up, int64_t rows, int64_t columns, DType dtype,
+                 int64_t stride, void* inner)
+// Adds the weighted ranks of rows [begin, end) to y. outer: [rows * top_k, hidden], `stride`
+// elements apart.
+LYNX_KERNEL_BODY(void, CombineRanks, const ExpertFfnArgs& args, const float* outer, int64_t stride,
                  int64_t begin, int64_t end)

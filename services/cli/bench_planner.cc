@@ -222,21 +222,22 @@ absl::StatusOr<double> MeasureLayer(const Traces& traces, const moe::Policy& pol
   for (uint16_t& weight : weights) {
     weight = static_cast<uint16_t>(0x3c00 | (rng() & 0x807f));
   }
-  const auto matrix = [&](int64_t at) {
-    return kernels::Matrix{.data = weights.data() + at, .dtype = DType::kBf16};
+  const auto matrix = [&](int64_t at, int64_t out, int64_t in) {  // Sizes that need no padding.
+    return kernels::Matrix{
+        .data = weights.data() + at, .dtype = DType::kBf16, .out = out, .in = in};
   };
   std::vector<kernels::ExpertWeights> experts;
   for (int64_t e = 0; e < kOlmoe.experts; ++e) {
     const int64_t at = e * per_expert;
-    experts.push_back({.gate = matrix(at),
-                       .up = matrix(at + kIntermediate * kHidden),
-                       .down = matrix(at + 2 * kIntermediate * kHidden)});
+    experts.push_back({.gate_up = matrix(at, 2 * kIntermediate, kHidden),
+                       .down = matrix(at + 2 * kIntermediate * kHidden, kHidden, kIntermediate)});
   }
   const auto size = static_cast<size_t>(batch * kHidden);
-  std::vector<float> x(size, 0.5f);
+  constexpr uint16_t kHalf = 0x3f00;  // 0.5 in bf16
+  std::vector<uint16_t> x(size, kHalf);
   std::vector<float> y(size);
-  kernels::ExpertFfnWorkspace workspace(batch, kOlmoe.top_k, kOlmoe.experts, kHidden,
-                                        kIntermediate);
+  kernels::ExpertFfnWorkspace workspace(batch, kOlmoe.top_k, kOlmoe.experts, kHidden, kIntermediate,
+                                        DType::kBf16);
   moe::RoutingPlan plan(batch, kOlmoe.experts, kOlmoe.top_k);
   moe::Planner planner(batch, kOlmoe.experts, kOlmoe.top_k);
   const std::vector<const moe::Policy*> policies(static_cast<size_t>(batch), &policy);
@@ -254,13 +255,13 @@ absl::StatusOr<double> MeasureLayer(const Traces& traces, const moe::Policy& pol
       const bool router = j == 4;
       LYNX_RETURN_IF_ERROR(
           kernels::Gemm({.x = x.data(),
-                         .w = matrix(kOlmoe.experts * per_expert + j * kHidden * kHidden),
+                         .w = matrix(kOlmoe.experts * per_expert + j * kHidden * kHidden,
+                                     router ? kOlmoe.experts : kHidden, kHidden),
                          .y = y.data(),
                          .rows = batch,
-                         .in = kHidden,
-                         .out = router ? kOlmoe.experts : kHidden,
                          .x_stride = kHidden,
-                         .y_stride = kHidden},
+                         .y_stride = kHidden,
+                         .x_dtype = DType::kBf16},
                         ctx));
     }
     LYNX_RETURN_IF_ERROR(kernels::ExpertFfn({.x = x.data(),
@@ -275,7 +276,7 @@ absl::StatusOr<double> MeasureLayer(const Traces& traces, const moe::Policy& pol
                                              .top_k = plan.top_k(),
                                              .x_stride = kHidden,
                                              .y_stride = kHidden,
-                                             .round_bf16 = true},
+                                             .x_dtype = DType::kBf16},
                                             workspace, ctx));
     times.push_back(Microseconds(std::chrono::steady_clock::now() - start) / 1e3);
   }

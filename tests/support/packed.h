@@ -10,20 +10,24 @@
 #include "common/base/dtype.h"
 #include "kernels/core/float_convert.h"
 #include "kernels/gemm/packed_matrix.h"
+#include "tests/support/kernel_test.h"
 
 namespace lynx::testing {
 
 // Bytes from a 64-byte boundary on.
 class AlignedBytes {
  public:
-  AlignedBytes(size_t size, std::byte fill) : bytes_(size + 64, fill) {}
-  std::byte* data() const {
-    const auto at = reinterpret_cast<uintptr_t>(bytes_.data());
-    return reinterpret_cast<std::byte*>((at + 63) / 64 * 64);
+  AlignedBytes(size_t size, std::byte fill) : lines_((size + 63) / 64) {
+    std::memset(data(), static_cast<int>(fill), lines_.size() * 64);
   }
+  std::byte* data() { return reinterpret_cast<std::byte*>(lines_.data()); }
+  const std::byte* data() const { return reinterpret_cast<const std::byte*>(lines_.data()); }
 
  private:
-  mutable std::vector<std::byte> bytes_;
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> lines_;
 };
 
 // A matrix [out, in], given as a file holds it, packed. What is not written stays `fill`.
@@ -50,6 +54,53 @@ class PackedMatrix {
  private:
   AlignedBytes bytes_;
   kernels::Matrix matrix_;
+};
+
+// Rows of activations in f32 or bf16, as kernels take them: bf16 rows go on with zeros.
+class ActivationRows {
+ public:
+  // values: [rows, width], rounded to dtype. `gap` widens the stride.
+  ActivationRows(const std::vector<float>& values, int64_t rows, DType dtype, int64_t gap = 0)
+      : rows_(rows),
+        width_(static_cast<int64_t>(values.size()) / rows),
+        stride_((width_ + 31) / 32 * 32 + gap),
+        dtype_(dtype),
+        bytes_(static_cast<size_t>(rows_ * stride_) * SizeOf(dtype), std::byte{0}) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto first = values.begin() + r * width_;
+      const auto row = Encode(std::vector<float>(first, first + width_), dtype);
+      std::memcpy(bytes_.data() + Offset(r), row.data(), row.size());
+    }
+  }
+
+  // Rows [first, first + count) of this.
+  ActivationRows Some(int64_t first, int64_t count) const {
+    ActivationRows some = *this;
+    some.first_ += first;
+    some.rows_ = count;
+    return some;
+  }
+
+  float At(int64_t row, int64_t column) const {
+    const std::byte* at = bytes_.data() + Offset(row + first_);
+    if (dtype_ == DType::kF32) return reinterpret_cast<const float*>(at)[column];
+    return kernels::Bf16ToF32(reinterpret_cast<const uint16_t*>(at)[column]);
+  }
+
+  const void* data() const { return bytes_.data() + Offset(first_); }
+  int64_t rows() const { return rows_; }
+  int64_t stride() const { return stride_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  int64_t Offset(int64_t row) const { return row * stride_ * static_cast<int64_t>(SizeOf(dtype_)); }
+
+  int64_t first_ = 0;
+  int64_t rows_;
+  int64_t width_;
+  int64_t stride_;
+  DType dtype_;
+  AlignedBytes bytes_;
 };
 
 // The values of elements as a file holds them.

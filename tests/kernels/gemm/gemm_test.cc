@@ -1,47 +1,50 @@
 #include "kernels/gemm/gemm.h"
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/gemm/panel_items.h"
 #include "tests/support/kernel_test.h"
+#include "tests/support/packed.h"
 #include "tests/support/tolerance.h"
 
 namespace lynx::kernels {
 namespace {
 
+using ::lynx::testing::ActivationRows;
 using ::lynx::testing::AllContexts;
 using ::lynx::testing::BitsOf;
 using ::lynx::testing::ContextParamName;
+using ::lynx::testing::Decode;
 using ::lynx::testing::Encode;
 using ::lynx::testing::kCanary;
 using ::lynx::testing::KernelTest;
+using ::lynx::testing::PackedMatrix;
 using ::lynx::testing::RandomNormal;
 using ::lynx::testing::ReductionTolerance;
 using ::lynx::testing::WithGaps;
 
-struct Problem {
-  size_t rows, in, out;
-  DType dtype = DType::kBf16;
-  size_t gap = 0;
-  bool accumulate = false;
-};
+constexpr DType kXTypes[] = {DType::kF32, DType::kBf16};
+constexpr DType kWeightTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
-// y of `x` [rows, in + gap], all of it, gaps included.
-std::vector<float> Multiply(const Problem& p, const std::vector<float>& x,
-                            const std::vector<std::byte>& w, const ExecContext& ctx) {
-  const size_t stride = p.out + p.gap;
-  std::vector<float> y = WithGaps(RandomNormal(p.rows * p.out, 23), p.rows, p.out, stride);
+// y of all of x, gaps included, and of nothing but x if `accumulate` is false.
+std::vector<float> Multiply(const ActivationRows& x, const Matrix& w, const ExecContext& ctx,
+                            int64_t y_gap = 0, bool accumulate = false) {
+  const int64_t stride = w.out + y_gap;
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  std::vector<float> y =
+      WithGaps(RandomNormal(size(x.rows() * w.out), 23), size(x.rows()), size(w.out), size(stride));
   const absl::Status status = Gemm({.x = x.data(),
-                                    .w = {.data = w.data(), .dtype = p.dtype},
+                                    .w = w,
                                     .y = y.data(),
-                                    .rows = static_cast<int64_t>(p.rows),
-                                    .in = static_cast<int64_t>(p.in),
-                                    .out = static_cast<int64_t>(p.out),
-                                    .x_stride = static_cast<int64_t>(p.in + p.gap),
-                                    .y_stride = static_cast<int64_t>(stride),
-                                    .accumulate = p.accumulate},
+                                    .rows = x.rows(),
+                                    .x_stride = x.stride(),
+                                    .y_stride = stride,
+                                    .x_dtype = x.dtype(),
+                                    .accumulate = accumulate},
                                    ctx);
   EXPECT_TRUE(status.ok()) << status;
   return y;
@@ -50,36 +53,50 @@ std::vector<float> Multiply(const Problem& p, const std::vector<float>& x,
 class GemmTest : public KernelTest {};
 
 TEST_P(GemmTest, MatchesAHandComputedProduct) {
-  const Problem p{.rows = 2, .in = 3, .out = 2, .dtype = DType::kF32};
-  const auto w = Encode({1, 2, 3, 0, 1, -1}, DType::kF32);
-  EXPECT_EQ(Multiply(p, {1, 0, 2, 3, 4, 5}, w, GetParam()), (std::vector<float>{7, -2, 26, -1}));
+  for (DType x_dtype : kXTypes) {
+    for (DType dtype : kWeightTypes) {
+      const PackedMatrix w(Encode({1, 2, 3, 0, 1, -1}, dtype), dtype, /*out=*/2, /*in=*/3);
+      const ActivationRows x({1, 0, 2, 3, 4, 5}, /*rows=*/2, x_dtype);
+      EXPECT_EQ(Multiply(x, w.matrix(), GetParam()), (std::vector<float>{7, -2, 26, -1}));
+    }
+  }
 }
 
-// Sizes around the vector, the tile and the row block.
+// Sizes around the pair, the block of depth, the panel and the tiles of rows.
 TEST_P(GemmTest, AgreesWithReference) {
-  for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-    for (size_t in : {1u, 15u, 16u, 17u, 33u, 96u, 200u}) {
-      for (size_t out : {1u, 3u, 4u, 5u, 17u, 66u}) {
-        for (size_t rows : {1u, 2u, 3u, 4u, 5u, 33u}) {
-          const Problem p{rows, in, out, dtype, /*gap=*/rows % 2 * 3, /*accumulate=*/rows > 3};
-          const auto x = WithGaps(RandomNormal(rows * in, 3), rows, in, in + p.gap);
-          const auto w_values = RandomNormal(in * out, 5);
-          const auto w = Encode(w_values, dtype);
-          const auto want = Multiply(p, x, w, Reference());
-          const auto got = Multiply(p, x, w, GetParam());
-          for (size_t i = 0; i < got.size(); ++i) {
-            const size_t r = i / (out + p.gap);
-            const size_t o = i % (out + p.gap);
-            if (o >= out) {
-              ASSERT_EQ(got[i], kCanary);
-              continue;
+  for (DType x_dtype : kXTypes) {
+    for (DType dtype : kWeightTypes) {
+      for (int64_t in : {1, 2, 31, 32, 33, 200, 1025}) {
+        for (int64_t out : {1, 16, 31, 33, 70}) {
+          const auto size = static_cast<size_t>(in * out);
+          const auto file = Encode(RandomNormal(size, 5), dtype);
+          const auto w_values = Decode(file, dtype);
+          const PackedMatrix w(file, dtype, out, in);
+          for (int64_t rows : {1, 2, 5, 8, 9, 16, 17, 33}) {
+            if (in > 200 && out > 33) continue;  // Long enough without.
+            const ActivationRows x(RandomNormal(static_cast<size_t>(rows * in), 3), rows, x_dtype,
+                                   /*gap=*/rows % 2 * 32);
+            const int64_t y_gap = rows % 2 * 3;
+            const bool accumulate = rows > 8;
+            const auto want = Multiply(x, w.matrix(), Reference(), y_gap, accumulate);
+            const auto got = Multiply(x, w.matrix(), GetParam(), y_gap, accumulate);
+            for (int64_t r = 0; r < rows; ++r) {
+              for (int64_t o = 0; o < out + y_gap; ++o) {
+                const auto i = static_cast<size_t>(r * (out + y_gap) + o);
+                if (o >= out) {
+                  ASSERT_EQ(got[i], kCanary);
+                  continue;
+                }
+                double magnitude = std::abs(double{want[i]});
+                for (int64_t k = 0; k < in; ++k) {
+                  magnitude +=
+                      std::abs(double{x.At(r, k)} * w_values[static_cast<size_t>(o * in + k)]);
+                }
+                ASSERT_NEAR(got[i], want[i], ReductionTolerance(in) * magnitude)
+                    << rows << " x " << in << " x " << out << " " << Name(x_dtype) << " by "
+                    << Name(dtype) << " at " << r << ", " << o;
+              }
             }
-            double magnitude = std::abs(double{want[i]});
-            for (size_t k = 0; k < in; ++k) {
-              magnitude += std::abs(double{x[r * (in + p.gap) + k]} * w_values[o * in + k]);
-            }
-            ASSERT_NEAR(got[i], want[i], ReductionTolerance(static_cast<int64_t>(in)) * magnitude)
-                << rows << " x " << in << " x " << out << " " << Name(dtype) << " at " << i;
           }
         }
       }
@@ -87,26 +104,47 @@ TEST_P(GemmTest, AgreesWithReference) {
   }
 }
 
-// The promise that exactness rests on: whatever shares the call, however it is split.
+// The promise that exactness rests on: a row alone, at any place of a batch of any size (so in
+// every shape of tile, and across a block of rows), beside other rows, on any number of threads.
 TEST_P(GemmTest, ARowsBitsDependOnThatRowAlone) {
   ThreadTeam team(3);
   ExecContext threaded = GetParam();
   threaded.team = &team;
-  for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-    const size_t in = 203;
-    const size_t out = 131;
-    const size_t rows = IsReference() ? 5 : 70;
-    const auto x = RandomNormal(rows * in, 7);
-    const auto w = Encode(RandomNormal(in * out, 9), dtype);
-    const auto all = Multiply({rows, in, out, dtype}, x, w, threaded);
-    for (size_t count : {1u, 2u, 3u, 5u}) {
-      for (size_t r = 0; r + count <= rows; ++r) {
-        const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
-        const std::vector<float> part(x.begin() + at(r * in), x.begin() + at((r + count) * in));
-        const std::vector<float> together(all.begin() + at(r * out),
-                                          all.begin() + at((r + count) * out));
-        ASSERT_EQ(BitsOf(Multiply({count, in, out, dtype}, part, w, GetParam())), BitsOf(together))
-            << "rows " << r << " to " << r + count;
+  const int64_t in = IsReference() ? 40 : 1100;  // Several turns of the tile registers, and a rest.
+  const int64_t out = 67;
+  const int64_t rows = IsReference() ? 5 : internal::kProductRows + 39;
+  for (DType x_dtype : kXTypes) {
+    for (DType dtype : kWeightTypes) {
+      const PackedMatrix w(Encode(RandomNormal(static_cast<size_t>(in * out), 9), dtype), dtype,
+                           out, in);
+      const auto values = RandomNormal(static_cast<size_t>(rows * in), 7);
+      const ActivationRows x(values, rows, x_dtype);
+      // Row by row: the one answer.
+      std::vector<float> alone;
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto one = Multiply(x.Some(r, 1), w.matrix(), GetParam());
+        alone.insert(alone.end(), one.begin(), one.end());
+      }
+      const auto part = [&](int64_t first, int64_t count) {
+        const auto at = [&](int64_t row) { return alone.begin() + row * out; };
+        return BitsOf(std::vector<float>(at(first), at(first + count)));
+      };
+      ASSERT_EQ(BitsOf(Multiply(x, w.matrix(), threaded)), part(0, rows));
+      for (int64_t count = 2; count <= std::min<int64_t>(rows, 34); ++count) {
+        const int64_t first = count * 5 % (rows - count + 1);
+        ASSERT_EQ(BitsOf(Multiply(x.Some(first, count), w.matrix(), GetParam())),
+                  part(first, count))
+            << Name(x_dtype) << " by " << Name(dtype) << ", rows " << first << " to "
+            << first + count;
+      }
+      // The same row beside others, at every place of a batch of 40.
+      const int64_t batch = std::min<int64_t>(rows, 40);
+      for (int64_t place = 0; place < batch; ++place) {
+        auto others = RandomNormal(static_cast<size_t>(batch * in), static_cast<uint32_t>(place));
+        std::copy_n(values.begin(), in, others.begin() + place * in);
+        const auto y = Multiply(ActivationRows(others, batch, x_dtype), w.matrix(), GetParam());
+        const auto at = y.begin() + place * out;
+        ASSERT_EQ(BitsOf(std::vector<float>(at, at + out)), part(0, 1)) << "at place " << place;
       }
     }
   }
@@ -114,29 +152,85 @@ TEST_P(GemmTest, ARowsBitsDependOnThatRowAlone) {
 
 TEST(GemmClassTest, Avx2AndAvx512AgreeBitForBit) {
   if (BestIsa() < Isa::kAvx512) GTEST_SKIP() << "no AVX-512 here";
-  const Problem p{.rows = 7, .in = 203, .out = 67, .dtype = DType::kF32};
-  const auto x = RandomNormal(p.rows * p.in, 7);
-  const auto w = Encode(RandomNormal(p.in * p.out, 9), p.dtype);
-  EXPECT_EQ(BitsOf(Multiply(p, x, w, {.isa = Isa::kAvx2})),
-            BitsOf(Multiply(p, x, w, {.isa = Isa::kAvx512})));
+  for (DType dtype : kWeightTypes) {
+    const PackedMatrix w(Encode(RandomNormal(203 * 67, 9), dtype), dtype, 67, 203);
+    for (DType x_dtype : kXTypes) {
+      const ActivationRows x(RandomNormal(7 * 203, 7), 7, x_dtype);
+      EXPECT_EQ(BitsOf(Multiply(x, w.matrix(), {.isa = Isa::kAvx2})),
+                BitsOf(Multiply(x, w.matrix(), {.isa = Isa::kAvx512})));
+    }
+  }
+}
+
+// What a wider instruction set does not multiply itself it leaves to the narrower body.
+TEST_P(GemmTest, OnlyBf16ByBf16HasBodiesOfItsOwn) {
+  if (GetParam().isa <= Isa::kAvx512) GTEST_SKIP() << "has one body for all types";
+  const ActivationRows x(RandomNormal(7 * 203, 7), 7, DType::kF32);
+  const PackedMatrix w(Encode(RandomNormal(203 * 67, 9), DType::kBf16), DType::kBf16, 67, 203);
+  EXPECT_EQ(BitsOf(Multiply(x, w.matrix(), GetParam())),
+            BitsOf(Multiply(x, w.matrix(), {.isa = Isa::kAvx512})));
 }
 
 TEST_P(GemmTest, ABadRowDoesNotSpoilItsNeighbours) {
-  const Problem p{.rows = 3, .in = 20, .out = 5};
-  auto x = RandomNormal(p.rows * p.in, 7);
-  x[25] = std::numeric_limits<float>::quiet_NaN();
-  const auto y = Multiply(p, x, Encode(RandomNormal(p.in * p.out, 9), p.dtype), GetParam());
-  for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / p.out == 1) << i;
+  const int64_t in = 20, out = 5, rows = 37;
+  for (DType x_dtype : kXTypes) {
+    for (DType dtype : kWeightTypes) {
+      const PackedMatrix w(Encode(RandomNormal(in * out, 9), dtype), dtype, out, in);
+      for (int64_t bad = 0; bad < rows; ++bad) {
+        auto values = RandomNormal(static_cast<size_t>(rows * in), 7);
+        values[static_cast<size_t>(bad * in + 5)] = std::numeric_limits<float>::quiet_NaN();
+        const auto y = Multiply(ActivationRows(values, rows, x_dtype), w.matrix(), GetParam());
+        for (size_t i = 0; i < y.size(); ++i) {
+          ASSERT_EQ(std::isnan(y[i]), static_cast<int64_t>(i) / out == bad) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GemmTest, CountsEachWeightOnce) {
+  if (IsReference()) GTEST_SKIP() << "counts nothing";
+  const int64_t in = 512, out = 400;
+  const PackedMatrix w(Encode(RandomNormal(in * out, 9), DType::kBf16), DType::kBf16, out, in);
+  for (int64_t rows : {1, 5, 200}) {
+    std::atomic<int64_t> bytes = 0;
+    ExecContext ctx = GetParam();
+    ctx.streamed_bytes = &bytes;
+    const auto values = RandomNormal(static_cast<size_t>(rows * in), 7);
+    Multiply(ActivationRows(values, rows, DType::kBf16), w.matrix(), ctx);
+    EXPECT_EQ(bytes.load(), PackedBytes(out, in, DType::kBf16)) << rows;
+  }
 }
 
 TEST_P(GemmTest, RefusesShapesItCannotRun) {
-  const GemmArgs good = {.rows = 0, .in = 4, .out = 4, .x_stride = 4, .y_stride = 4};
-  EXPECT_TRUE(Gemm(good, GetParam()).ok());
-  for (auto member : {&GemmArgs::in, &GemmArgs::out, &GemmArgs::x_stride, &GemmArgs::y_stride}) {
+  const GemmArgs good = {.w = {.out = 4, .in = 4}, .rows = 0, .x_stride = 4, .y_stride = 4};
+  auto code = [](const GemmArgs& args) { return Gemm(args, GetParam()).code(); };
+  EXPECT_EQ(code(good), absl::StatusCode::kOk);
+  for (auto member : {&GemmArgs::x_stride, &GemmArgs::y_stride}) {
     GemmArgs bad = good;
-    bad.*member = 0;
-    EXPECT_EQ(Gemm(bad, GetParam()).code(), absl::StatusCode::kInvalidArgument);
+    bad.*member = 3;
+    EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
   }
+  for (auto member : {&Matrix::in, &Matrix::out}) {
+    GemmArgs bad = good;
+    bad.w.*member = 0;
+    EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  }
+  GemmArgs bad = good;
+  bad.x_dtype = DType::kF16;
+  EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  bad.x_dtype = DType::kBf16;  // Rows need room for the zeros behind them.
+  EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  bad.x_stride = 32;
+  EXPECT_EQ(code(bad), absl::StatusCode::kOk);
+}
+
+TEST(ActivationStrideTest, LeavesRoomForZerosAndAvoidsWholePages) {
+  EXPECT_EQ(ActivationStride(1, DType::kBf16), 32);
+  EXPECT_EQ(ActivationStride(33, DType::kF32), 64);
+  EXPECT_EQ(ActivationStride(2048, DType::kBf16), 2048 + 32);
+  EXPECT_EQ(ActivationStride(1024, DType::kBf16), 1024);
+  EXPECT_EQ(ActivationStride(1024, DType::kF32), 1024 + 32);
 }
 
 INSTANTIATE_TEST_SUITE_P(Contexts, GemmTest, ::testing::ValuesIn(AllContexts()), ContextParamName);

@@ -1,0 +1,80 @@
+#pragma once
+
+// For BF16_BODIES only: the instructions that multiply bf16 by bf16, next to those of simd.h.
+//
+// Both take pairs of elements, sum in float32 and flush denormal numbers, of operands as of
+// results.
+
+#include "kernels/core/simd.h"
+
+#if !defined(__AVX512BF16__)
+#error "bf16_dot.h is for BF16_BODIES of lynx_kernel_library()"
+#endif
+
+namespace lynx::kernels::LYNX_KERNEL_ISA {
+
+// Sixteen pairs.
+struct Bf16Pairs {
+  __m512bh v;
+};
+
+inline Bf16Pairs LoadBf16Pairs(const Bf16* p) {  // 32 elements
+  return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))};
+}
+inline Bf16Pairs BroadcastBf16Pair(const Bf16* p) {
+  int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof(pair));
+  return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))};
+}
+// Per lane: a.odd * b.odd added to sum, then a.even * b.even.
+inline F32x16 DotPairs(Bf16Pairs a, Bf16Pairs b, F32x16 sum) {
+  return {_mm512_dpbf16_ps(sum.v, a.v, b.v)};
+}
+
+#if defined(__AMX_BF16__)
+
+// Shapes of the eight tile registers of a thread. Stores of rows may be seen late by tile loads
+// unless the compiler is told, hence the clobbers below: to it a tile is no memory operand.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+// Also zeroes all tiles.
+inline void ConfigureTiles(const TileShapes& shapes) {
+  asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
+}
+// Back to the state in which a context switch need not save the tiles.
+inline void ReleaseTiles() { asm volatile("tilerelease" : : : "memory"); }
+
+template <int kTile>
+inline void ZeroTile() {
+  asm volatile("tilezero %%tmm%c0" : : "n"(kTile));
+}
+template <int kTile>
+inline void LoadTile(const void* rows, int64_t stride_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2"
+               :
+               : "r"(rows), "r"(stride_bytes), "n"(kTile)
+               : "memory");
+}
+template <int kTile>
+inline void StoreTile(void* rows, int64_t stride_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
+               :
+               : "r"(rows), "r"(stride_bytes), "n"(kTile)
+               : "memory");
+}
+// sum[r][c] += over pairs k of a[r][k].even * b[k][c].even, plus the same of the odd ones.
+template <int kSum, int kA, int kB>
+inline void DotTiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(kSum), "n"(kA), "n"(kB));
+}
+
+#endif
+
+}  // namespace lynx::kernels::LYNX_KERNEL_ISA

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm/packed_matrix.h"
+
+namespace lynx::kernels {
+
+// One SwiGLU expert, packed. Borrowed.
+//
+// Gate and up projection are one matrix, panel p of which holds 16 outputs of the gate, from 16 p
+// on, then the same of up, filled up with zeros. So silu(gate) * up needs nothing but a panel's
+// product.
+struct ExpertWeights {
+  Matrix gate_up = {};  // [GateUpOutputs(intermediate), hidden]
+  Matrix down = {};     // [hidden, intermediate]
+};
+
+inline constexpr int64_t kGateOutputsPerPanel = kPanelRows / 2;
+
+int64_t GateUpOutputs(int64_t intermediate);
+
+// As PackPanel for panel `panel` of gate_up, from row-major `gate` and `up` [intermediate, hidden].
+void PackGateUpPanel(const void* gate, const void* up, DType dtype, int64_t intermediate,
+                     int64_t hidden, int64_t panel, void* to);
+
+}  // namespace lynx::kernels
