@@ -6,6 +6,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "common/base/huge_buffer.h"
 #include "common/kv/block_pool.h"
 #include "common/kv/kv_layout.h"
 
@@ -19,14 +20,13 @@ class KvArena {
  public:
   // ResourceExhausted when the memory cannot be mapped.
   static absl::StatusOr<std::unique_ptr<KvArena>> Create(const KvLayout& layout, int32_t blocks);
-  ~KvArena();
   KvArena(const KvArena&) = delete;
   KvArena& operator=(const KvArena&) = delete;
 
   // [K|V][kv_heads][kBlockTokens][head_dim] of one block in one layer; layout().BlockLayerBytes()
   // long, 64-byte aligned.
   std::byte* BlockLayer(int32_t layer, BlockId block) {
-    return base_ + (int64_t{layer} * blocks_ + block) * stride_;
+    return memory_.data() + (int64_t{layer} * blocks_ + block) * stride_;
   }
   std::span<std::byte> BlockLayerSpan(int32_t layer, BlockId block) {
     return {BlockLayer(layer, block), static_cast<size_t>(layout_.BlockLayerBytes())};
@@ -39,13 +39,12 @@ class KvArena {
   int32_t blocks() const { return blocks_; }
 
  private:
-  KvArena(const KvLayout& layout, int32_t blocks, int64_t stride, std::byte* base, size_t mapped);
+  KvArena(const KvLayout& layout, int32_t blocks, int64_t stride, HugeBuffer memory);
 
   const KvLayout layout_;
   const int32_t blocks_;
   const int64_t stride_;
-  std::byte* const base_;
-  const size_t mapped_bytes_;
+  const HugeBuffer memory_;
 };
 
 }  // namespace lynx::kv
