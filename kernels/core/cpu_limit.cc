@@ -3,12 +3,17 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -70,6 +75,57 @@ int32_t CpusFromCgroupMax(std::string_view text) {
   }
   const int64_t cpus = quota / period + (quota % period != 0 ? 1 : 0);
   return static_cast<int32_t>(std::min<int64_t>(cpus, std::numeric_limits<int32_t>::max()));
+}
+
+std::vector<int32_t> AllowedCpus() {
+  std::vector<int32_t> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
+  for (int32_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+absl::StatusOr<std::vector<int32_t>> ParseCpuList(std::string_view text) {
+  auto cpu_of = [](const std::string& digits, int32_t* cpu) {
+    return !digits.empty() && std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) &&
+           absl::SimpleAtoi(digits, cpu) && *cpu < CPU_SETSIZE;
+  };
+  std::set<int32_t> cpus;
+  const std::vector<std::string> parts = absl::StrSplit(std::string(text), ',');
+  for (const std::string& part : parts) {
+    const std::pair<std::string, std::string> ends = absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int32_t first = 0;
+    int32_t last = 0;
+    if (!cpu_of(ends.first, &first) ||
+        !cpu_of(part.find('-') == std::string::npos ? ends.first : ends.second, &last) ||
+        last < first) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", std::string(text), "' is no list of CPUs below ", CPU_SETSIZE, ", as 0-7,16"));
+    }
+    for (int32_t cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
+  }
+  return std::vector<int32_t>(cpus.begin(), cpus.end());
+}
+
+absl::Status ConfineThisThread(std::span<const int32_t> cpus) {
+  const std::vector<int32_t> allowed = AllowedCpus();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int32_t cpu : cpus) {
+    if (!std::binary_search(allowed.begin(), allowed.end(), cpu)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("this process may not use CPU ", cpu, " or it is not there"));
+    }
+    CPU_SET(cpu, &set);
+  }
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot confine a thread to ", cpus.size(), " CPUs: ", strerror(errno)));
+  }
+  return absl::OkStatus();
 }
 
 int32_t UsableCpus() {

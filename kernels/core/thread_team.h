@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -9,16 +10,20 @@ namespace lynx::kernels {
 
 // A fixed set of threads that share the work items of one ParallelFor at a time.
 //
-// A step calls it some dozens of times, each for a few microseconds of work, so workers spin
-// briefly between calls before they sleep, and a call allocates nothing. Items are claimed one by
-// one: a worker that the operating system has put aside delays nobody but the item it holds. Which
-// thread runs an item is therefore not determined, and results must not depend on it.
+// A step calls it hundreds of times, each for some microseconds of work, so workers spin between
+// calls before they sleep, and a call allocates nothing. Each thread owns a contiguous range of the
+// items, the same one whenever there are as many items, so that it meets the memory it met before;
+// when done it takes items from the ends of others' ranges, so a thread that the operating system
+// has put aside delays nobody but the item it holds. Which thread runs an item is therefore not
+// determined, and results must not depend on it.
 //
 // ParallelFor is called by one thread at a time. Nothing may throw.
 class ThreadTeam {
  public:
-  // `threads` >= 1 counts the calling thread: ThreadTeam(1) starts none.
-  explicit ThreadTeam(int32_t threads);
+  // `threads` >= 1 counts the calling thread: ThreadTeam(1) starts none. With `cpus`, thread i is
+  // pinned to cpus[i % size], the calling thread (at its first call) to cpus[0]: threads that it
+  // starts later inherit that. A CPU that this process may not use leaves its thread unpinned.
+  explicit ThreadTeam(int32_t threads, std::vector<int32_t> cpus = {});
   ~ThreadTeam();  // No call may be running.
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
@@ -34,23 +39,29 @@ class ThreadTeam {
         &fn);
   }
 
-  static constexpr int64_t kMaxItems = (int64_t{1} << 24) - 1;
+  static constexpr int64_t kMaxItems = int64_t{1} << 31;
 
  private:
   using Body = void (*)(const void* context, int64_t item);
 
-  void Run(int64_t items, Body body, const void* context);
-  void WorkerLoop();
-  // Claims and runs items of the current job until none is left.
-  void Work();
+  // The unclaimed items [begin, end) of one thread's range, as (begin << 32) | end. One word, so
+  // that a claim proves that the item was still open, and with it the job it belongs to.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> items{0};
+  };
 
-  // (next item << 24) | items. One word, so that a claim proves that the job it read is still open.
-  std::atomic<uint64_t> ticket_{0};
-  std::atomic<int64_t> done_{0};
+  void Run(int64_t items, Body body, const void* context);
+  void WorkerLoop(int32_t thread);
+  // Claims and runs items of the current job until none is left.
+  void Work(int32_t thread);
+
+  const std::vector<int32_t> cpus_;
+  std::unique_ptr<Range[]> ranges_;  // One a thread.
+  alignas(64) std::atomic<int64_t> done_{0};
   // Moves on with each job; what idle workers watch and sleep on.
-  std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<bool> stop_{false};
-  // Written before ticket_ opens a job; stable until its last item is done.
+  // Written before ranges_ open a job; stable until its last item is done.
   Body body_ = nullptr;
   const void* context_ = nullptr;
   std::vector<std::thread> workers_;
