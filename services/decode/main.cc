@@ -42,8 +42,8 @@ struct DecodeConfig {
   double guard_kept_mass = 0;
   int32_t guard_window = 64;
   absl::Duration guard_hold = absl::Minutes(1);
-  std::string auto_gentlest = "budget:coverage=0.98,floor=1";
-  std::string auto_harshest = "budget:coverage=0.8,floor=1";
+  std::string auto_gentlest = "lynx:alpha=3,beta=3,floor=1,self_scaled=true";
+  std::string auto_harshest = "lynx:alpha=6,beta=3,floor=1,self_scaled=true";
   absl::Duration tpot_target = absl::ZeroDuration();
 };
 

@@ -31,6 +31,14 @@ TEST(PolicyLadderTest, GoesFromExactThroughTheGentlestToTheHarshest) {
                           "budget:coverage=0.25,floor=1"));
 }
 
+TEST(PolicyLadderTest, StepsWhatDiffersAndKeepsTheRest) {
+  EXPECT_THAT(Ladder("lynx:alpha=3,beta=3,floor=1,self_scaled=true",
+                     "lynx:alpha=6,beta=3,floor=1,self_scaled=true", 3),
+              ElementsAre("exact", "lynx:alpha=3,beta=3,floor=1,self_scaled=true",
+                          "lynx:alpha=4.5,beta=3,floor=1,self_scaled=true",
+                          "lynx:alpha=6,beta=3,floor=1,self_scaled=true"));
+}
+
 TEST(PolicyLadderTest, RoundsCountsAndDropsEqualRungs) {
   EXPECT_THAT(Ladder("oea:k0=6", "oea:k0=4", 5),
               ElementsAre("exact", "oea:k0=6", "oea:k0=5", "oea:k0=4"));
