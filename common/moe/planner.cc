@@ -19,6 +19,9 @@ const Policy& PolicyOf(const RouterInput& input, int32_t row) {
   return *input.policies[static_cast<size_t>(row)];
 }
 
+// Most rows name the same object.
+bool SamePolicy(const Policy& a, const Policy& b) { return &a == &b || a == b; }
+
 // As its authors released it, lynx knows no bypass and no guard.
 bool AllCompat(const RouterInput& input, const Workspace& workspace) {
   for (int32_t row = 0; row < input.rows; ++row) {
@@ -107,7 +110,8 @@ void SelectAll(const RouterInput& input, Workspace& workspace) {
     workspace.voters.clear();
     for (int32_t row = 0; row < input.rows; ++row) {
       const bool remapped = workspace.StateOf(row) == RowState::kRemapped;
-      if (!workspace.Votes(row) || (remapped && !(PolicyOf(input, row) == policy))) continue;
+      if (!workspace.Votes(row) || (remapped && !SamePolicy(PolicyOf(input, row), policy)))
+        continue;
       workspace.voters.push_back(row);
       workspace.done[static_cast<size_t>(row)] = 1;
     }
@@ -121,6 +125,7 @@ void AssignExact(const RouterInput& input, Workspace& workspace) {
   std::copy_n(workspace.exact_ids.begin(), static_cast<size_t>(input.rows) * workspace.top_k,
               workspace.chosen_ids.begin());
   std::fill_n(workspace.widths.begin(), input.rows, input.top_k);
+  std::fill_n(workspace.stand_ins.begin(), input.rows, 0);
 }
 
 // Distinct experts of the rows of at least state `least`, in their own top-k or as chosen.
@@ -136,16 +141,6 @@ int32_t CountDistinct(const RouterInput& input, RowState least, bool chosen, Wor
   const auto begin = workspace.selected.begin();
   return static_cast<int32_t>(
       std::count(begin, begin + static_cast<ptrdiff_t>(workspace.experts), uint8_t{1}));
-}
-
-int32_t CountStandIns(std::span<const int32_t> exact, std::span<const int32_t> ids,
-                      Workspace& workspace) {
-  uint8_t* own = workspace.selected.data();
-  for (int32_t e : ids) own[e] = 0;
-  for (int32_t e : exact) own[e] = 1;
-  int32_t count = 0;
-  for (int32_t e : ids) count += 1 - own[e];
-  return count;
 }
 
 // From what was assigned to a plan with weights and figures.
@@ -171,7 +166,7 @@ void WriteRows(const RouterInput& input, Workspace& workspace, RoutingPlan& plan
     } else {
       std::fill(weights.begin(), weights.end(), 0.0f);
       kept = Weigh(input, row, workspace.ExactOf(row), chosen, weights.first(width), workspace);
-      stats.remapped += CountStandIns(workspace.ExactOf(row), chosen, workspace);
+      stats.remapped += workspace.stand_ins[static_cast<size_t>(row)];
       stats.kept_mass_min = std::min(stats.kept_mass_min, kept);
       kept_sum += static_cast<double>(kept);
       ++ranked;

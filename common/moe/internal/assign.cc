@@ -38,11 +38,15 @@ void Assign(const RouterInput& input, Workspace& workspace) {
       continue;
     }
     width = input.top_k;
-    if (std::all_of(exact.begin(), exact.end(),
-                    [&](int32_t e) { return workspace.active[static_cast<size_t>(e)] != 0; })) {
-      std::copy(exact.begin(), exact.end(), chosen.begin());
-    } else {
-      workspace.top_rows.push_back({workspace.ScoresOf(row), chosen.data()});
+    // Those of its own that are active come before any stand-in.
+    size_t kept = 0;
+    for (int32_t e : exact) {
+      chosen[kept] = e;
+      kept += workspace.active[static_cast<size_t>(e)];
+    }
+    workspace.stand_ins[static_cast<size_t>(row)] = static_cast<int32_t>(exact.size() - kept);
+    if (kept < exact.size()) {
+      workspace.top_rows.push_back({workspace.ScoresOf(row), chosen.data(), kept, exact.data()});
     }
   }
   BestRowOps().top(workspace.top_rows.data(), workspace.top_rows.size(), workspace.active.data(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "common/moe/internal/insert_best.h"
 
@@ -23,16 +24,20 @@ int32_t CountUsable(const float* scores, size_t count) {
 void Top(TopRow* rows, size_t row_count, const uint8_t* allowed, size_t count, size_t k) {
   for (TopRow* row = rows; row < rows + row_count; ++row) {
     const float* scores = row->scores;
+    const std::span barred(row->barred, row->barred != nullptr ? k : 0);
+    int32_t* found = row->ids + row->held;
+    const size_t wanted = k - row->held;
     size_t held = 0;
-    float last = -kInf;  // What the next one must beat, once k are held.
+    float last = -kInf;  // What the next one must beat, once as many are held.
     for (size_t e = 0; e < count; ++e) {
-      if (!(scores[e] > last) && (held == k || scores[e] == -kInf)) continue;
+      if (!(scores[e] > last) && (held == wanted || scores[e] == -kInf)) continue;
       if (allowed != nullptr && allowed[e] == 0) continue;
-      held = InsertBest(row->ids, held, k, static_cast<int32_t>(e),
+      if (std::ranges::count(barred, static_cast<int32_t>(e)) > 0) continue;
+      held = InsertBest(found, held, wanted, static_cast<int32_t>(e),
                         [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
-      if (held == k) last = scores[row->ids[held - 1]];
+      if (held == wanted && held > 0) last = scores[found[held - 1]];
     }
-    row->held = held;
+    row->held += held;
   }
 }
 

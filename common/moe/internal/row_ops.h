@@ -35,7 +35,8 @@ inline uint64_t LikingUnit(int32_t bin) {
 struct TopRow {
   const float* scores = nullptr;
   int32_t* ids = nullptr;  // [k]: best first, ties to the lower id.
-  size_t held = 0;         // How many of k there were.
+  size_t held = 0;         // How many of k there are: before, given ones; after, found ones too.
+  const int32_t* barred = nullptr;  // [k] or null: ids that are not sought.
 };
 
 // The loops over rows of experts that plans spend their time in, for one instruction set. All
@@ -44,8 +45,8 @@ struct RowOps {
   // How many scores are above -Inf; -1 where one is NaN or +Inf.
   int32_t (*count_usable)(const float* scores, size_t count);
 
-  // Finds the best `k` of each row's scores above -Inf. `allowed` is null or [count]: 0 leaves an
-  // expert out. No NaN.
+  // Finds the best of each row's scores above -Inf until it holds `k`. `allowed` is null or
+  // [count]: 0 leaves an expert out. No NaN.
   void (*top)(TopRow* rows, size_t row_count, const uint8_t* allowed, size_t count, size_t k);
 
   // Writes the bin of every score, and adds unit[bin] to each expert's liking.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "common/moe/internal/row_ops.h"
@@ -53,40 +54,68 @@ LYNX_AVX512_INLINE __m512 Candidates(const float* scores, const uint8_t* allowed
   return _mm512_mask_loadu_ps(_mm512_set1_ps(-kInf), lanes, scores + 16 * b);
 }
 
-// The largest of a row's lanes, again and again; a lane that was taken drops out. Finding it is one
+// The largest lane of each of four vectors; in lanes 0 to 3, and again in every four.
+LYNX_AVX512_INLINE __m512 LargestOfEach(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  __m512 v = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  v = _mm512_max_ps(v, _mm512_shuffle_f32x4(v, v, 0x4E));
+  return _mm512_max_ps(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+}
+
+// The largest of a row's lanes, again and again; those that were taken drop out. Finding it is one
 // long chain, so `Rows` rows go side by side, all in registers.
 template <size_t Rows, size_t Blocks>
-LYNX_AVX512_INLINE void TopInRegisters(TopRow* rows, const uint8_t* allowed, size_t count,
-                                       size_t k) {
+LYNX_AVX512_INLINE void TopInRegisters(TopRow* const (&rows)[Rows], const uint8_t* allowed,
+                                       size_t count, size_t k) {
+  constexpr size_t kWords = Blocks / 4;
   const __m512 none = _mm512_set1_ps(-kInf);
   __m512 v[Rows][Blocks];
+  size_t wanted[Rows];  // What a row will hold.
+  size_t rounds = 0;
   for (size_t r = 0; r < Rows; ++r) {
-    for (size_t b = 0; b < Blocks; ++b) v[r][b] = Candidates(rows[r].scores, allowed, count, b);
-    rows[r].held = 0;
+    const TopRow& row = *rows[r];
+    uint64_t barred[kWords] = {};
+    for (size_t i = 0; row.barred != nullptr && i < k; ++i) {
+      barred[row.barred[i] / 64] |= uint64_t{1} << (row.barred[i] % 64);
+    }
+    wanted[r] = row.held;
+    for (size_t b = 0; b < Blocks; ++b) {
+      const auto lanes = static_cast<__mmask16>(barred[b / 4] >> (16 * (b % 4)));
+      v[r][b] = _mm512_mask_mov_ps(Candidates(row.scores, allowed, count, b), lanes, none);
+      wanted[r] +=
+          static_cast<size_t>(__builtin_popcount(_mm512_cmp_ps_mask(v[r][b], none, _CMP_GT_OQ)));
+    }
+    wanted[r] = std::min(wanted[r], k);
+    rounds = std::max(rounds, wanted[r] - row.held);
   }
-  for (size_t i = 0; i < k; ++i) {
+  for (size_t i = 0; i < rounds; ++i) {
+    __m512 largest[Rows];
     for (size_t r = 0; r < Rows; ++r) {
-      __m512 largest = v[r][0];
-      for (size_t b = 1; b < Blocks; ++b) largest = _mm512_max_ps(largest, v[r][b]);
-      const float best = _mm512_reduce_max_ps(largest);
-      const __m512 wanted = _mm512_set1_ps(best);
-      uint64_t found[Blocks / 4] = {};
+      largest[r] = v[r][0];
+      for (size_t b = 1; b < Blocks; ++b) largest[r] = _mm512_max_ps(largest[r], v[r][b]);
+    }
+    const __m512 best =
+        LargestOfEach(largest[0], largest[1 % Rows], largest[2 % Rows], largest[3 % Rows]);
+    for (size_t r = 0; r < Rows; ++r) {
+      TopRow& row = *rows[r];
+      const __m512 own = _mm512_permutexvar_ps(_mm512_set1_epi32(static_cast<int>(r)), best);
+      uint64_t found[kWords] = {};
       for (size_t b = 0; b < Blocks; ++b) {
-        found[b / 4] |= static_cast<uint64_t>(_mm512_cmp_ps_mask(v[r][b], wanted, _CMP_EQ_OQ))
-                        << (16 * (b % 4));
+        const __mmask16 lanes = _mm512_cmp_ps_mask(v[r][b], own, _CMP_EQ_OQ);
+        found[b / 4] |= static_cast<uint64_t>(lanes) << (16 * (b % 4));
+        v[r][b] = _mm512_mask_mov_ps(v[r][b], lanes, none);
       }
-      for (size_t w = 1; w < Blocks / 4; ++w) found[w] = found[w - 1] != 0 ? 0 : found[w];
-      for (size_t w = 0; w < Blocks / 4; ++w) {
-        const uint64_t lowest = found[w] & (~found[w] + 1);
-        if (Blocks == 4 || lowest != 0) {
-          rows[r].ids[i] = static_cast<int32_t>(64 * w) + __builtin_ctzll(found[w]);
-        }
-        for (size_t b = 0; b < 4; ++b) {
-          const auto lane = static_cast<__mmask16>(lowest >> (16 * b));
-          v[r][4 * w + b] = _mm512_mask_mov_ps(v[r][4 * w + b], lane, none);
-        }
-      }
-      rows[r].held += best > -kInf ? 1 : 0;
+      size_t w = 0;
+      do {  // Nearly always once: as often as there are equals.
+        if (kWords > 1 && found[0] == 0) w = 1;
+        // Without a branch, which nothing could predict: rows end at different times.
+        int32_t beyond;
+        int32_t* id = row.held < wanted[r] ? row.ids + row.held : &beyond;
+        *id = static_cast<int32_t>(64 * w) + __builtin_ctzll(found[w]);
+        row.held += row.held < wanted[r] ? 1 : 0;
+        found[w] &= found[w] - 1;
+      } while ((found[0] | found[kWords - 1]) != 0 && row.held < wanted[r]);
     }
   }
 }
@@ -94,11 +123,16 @@ LYNX_AVX512_INLINE void TopInRegisters(TopRow* rows, const uint8_t* allowed, siz
 template <size_t Rows, size_t Blocks>
 LYNX_AVX512 void TopOfRows(TopRow* rows, size_t row_count, const uint8_t* allowed, size_t count,
                            size_t k) {
-  size_t r = 0;
-  for (; r + Rows <= row_count; r += Rows) {
-    TopInRegisters<Rows, Blocks>(rows + r, allowed, count, k);
+  size_t first = 0;
+  for (; first + 1 < row_count; first += Rows) {
+    float nothing[16 * Blocks];
+    TopRow filler = {.scores = nothing};  // In a group that lacks rows.
+    if (first + Rows > row_count) std::fill(std::begin(nothing), std::end(nothing), -kInf);
+    TopRow* group[Rows];
+    for (size_t r = 0; r < Rows; ++r) group[r] = first + r < row_count ? rows + first + r : &filler;
+    TopInRegisters<Rows, Blocks>(group, allowed, count, k);
   }
-  for (; r < row_count; ++r) TopInRegisters<1, Blocks>(rows + r, allowed, count, k);
+  if (first < row_count) TopInRegisters<1, Blocks>({rows + first}, allowed, count, k);
 }
 
 // Rows longer than registers hold: the best of each block first, then the best block's next.
@@ -115,8 +149,12 @@ LYNX_AVX512 void TopOfManyBlocks(TopRow& row, const uint8_t* allowed, size_t cou
     _mm512_store_ps(v + 16 * b, block);
     best[b] = _mm512_reduce_max_ps(block);
   }
-  row.held = 0;
-  for (size_t held = 0; held < k; ++held) {
+  for (size_t i = 0; row.barred != nullptr && i < k; ++i) {
+    const auto b = static_cast<size_t>(row.barred[i] / 16);
+    v[row.barred[i]] = -kInf;
+    best[b] = _mm512_reduce_max_ps(_mm512_load_ps(v + 16 * b));
+  }
+  while (row.held < k) {
     __m512 largest = none;
     for (size_t b = 0; b < blocks; b += 16)
       largest = _mm512_max_ps(largest, _mm512_load_ps(best + b));

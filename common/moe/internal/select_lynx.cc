@@ -87,11 +87,13 @@ void Vote(bool index_ties, int32_t row, Workspace& workspace, const BinOf& bin_o
   const float* scores = workspace.ScoresOf(row);
   const std::span<const int32_t> exact = workspace.ExactOf(row);
   const auto boundary = bin_of(static_cast<size_t>(exact.back()));
-  size_t sure = 0;
-  for (; bin_of(static_cast<size_t>(exact[sure])) != boundary; ++sure) {
-    workspace.selected[static_cast<size_t>(exact[sure])] = 1;
+  // Loops go over all k where they could stop earlier: where, nothing could predict.
+  size_t open = exact.size();
+  for (int32_t e : exact) {
+    const uint8_t sure = bin_of(static_cast<size_t>(e)) != boundary ? 1 : 0;
+    workspace.selected[static_cast<size_t>(e)] |= sure;
+    open -= sure;
   }
-  const size_t open = exact.size() - sure;
   const auto liking = [&](size_t i) {
     return workspace.liking[static_cast<size_t>(workspace.order[i])] >> kLikingShift;
   };
@@ -110,13 +112,12 @@ void Vote(bool index_ties, int32_t row, Workspace& workspace, const BinOf& bin_o
   if (open > 0 && !index_ties) {
     // Of those liked as much as the last pick, the row's own scores choose.
     const uint64_t liked = liking(next - 1);
+    size_t certain = next;
     size_t tied = 0;
     for (; next < workspace.experts && liking(next) == liked; ++next) tied += in_boundary(next);
     if (tied > 0) {
       const auto better = [&](int32_t a, int32_t b) { return scores[a] > scores[b]; };
-      held = 0;
-      size_t certain = 0;
-      while (liking(certain) != liked) held += in_boundary(certain++);
+      while (certain > 0 && liking(certain - 1) == liked) held -= in_boundary(--certain);
       int32_t* chosen = picks + held;
       size_t count = 0;
       for (size_t i = certain; i < next; ++i) {
@@ -125,7 +126,9 @@ void Vote(bool index_ties, int32_t row, Workspace& workspace, const BinOf& bin_o
       }
     }
   }
-  for (size_t j = 0; j < open; ++j) workspace.selected[static_cast<size_t>(picks[j])] = 1;
+  for (size_t j = 0; j < exact.size(); ++j) {
+    workspace.selected[static_cast<size_t>(picks[j])] |= j < open ? 1 : 0;
+  }
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   active.resize(width);
   chosen_ids.resize(rows * k);
   widths.resize(rows);
+  stand_ins.resize(rows);
   exps.resize(width);
 }
 

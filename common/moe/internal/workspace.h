@@ -65,6 +65,7 @@ struct Workspace {
   // --- Of Assign ---
   std::vector<int32_t> chosen_ids;  // [rows, top_k]
   std::vector<int32_t> widths;      // [rows]
+  std::vector<int32_t> stand_ins;   // [rows] How many of chosen_ids are not of exact_ids.
 
   const float* ScoresOf(int32_t row) const { return scores + static_cast<size_t>(row) * experts; }
   std::span<int32_t> ExactOf(int32_t row) {

@@ -1,8 +1,10 @@
 #include "common/moe/internal/row_ops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -85,6 +87,47 @@ TEST_F(RowOpsTest, FindsTheSameBestOfAnyNumberOfRows) {
             want_ids[r].resize(want[r].held);
             ASSERT_EQ(got_ids[r], want_ids[r]) << "row " << r;
           }
+        }
+      }
+    }
+  }
+}
+
+// A row's best allowed: those of its own best that are, then the best of the others.
+TEST_F(RowOpsTest, FillsUpBehindGivenOnesAsASearchFromScratchFinds) {
+  for (const RowOps* ops : {&want_, &got_}) {
+    for (size_t count : kCounts) {
+      for (size_t rows = 1; rows <= 6; ++rows) {
+        const size_t k = std::min<size_t>(count, 8);
+        SCOPED_TRACE(::testing::Message() << count << " experts, " << rows << " rows");
+        std::vector<uint8_t> allowed(count);
+        for (uint8_t& flag : allowed) flag = rng_() % 3 != 0 ? 1 : 0;
+        std::vector<std::vector<float>> scores;
+        std::vector<std::vector<int32_t>> own(rows, std::vector<int32_t>(k));
+        std::vector<std::vector<int32_t>> got_ids(rows, std::vector<int32_t>(k));
+        std::vector<std::vector<int32_t>> want_ids(rows, std::vector<int32_t>(k));
+        std::vector<TopRow> got;
+        std::vector<TopRow> want;
+        for (size_t r = 0; r < rows; ++r) {
+          scores.push_back(Scores(rng_, count));
+          TopRow best{scores[r].data(), own[r].data()};
+          want_.top(&best, 1, nullptr, count, k);
+          if (best.held < k) std::fill(scores[r].begin(), scores[r].end(), 0.0f);
+          if (best.held < k) std::iota(own[r].begin(), own[r].end(), 0);
+          size_t kept = 0;
+          for (int32_t e : own[r]) {
+            if (allowed[static_cast<size_t>(e)] != 0) got_ids[r][kept++] = e;
+          }
+          got.push_back({scores[r].data(), got_ids[r].data(), kept, own[r].data()});
+          want.push_back({scores[r].data(), want_ids[r].data()});
+        }
+        ops->top(got.data(), rows, allowed.data(), count, k);
+        want_.top(want.data(), rows, allowed.data(), count, k);
+        for (size_t r = 0; r < rows; ++r) {
+          ASSERT_EQ(got[r].held, want[r].held);
+          got_ids[r].resize(got[r].held);
+          want_ids[r].resize(want[r].held);
+          ASSERT_EQ(got_ids[r], want_ids[r]) << "row " << r;
         }
       }
     }
