@@ -92,15 +92,17 @@ void PolicyController::OnSample(const QualitySample& sample) {
 }
 
 void PolicyController::OnGuardTripped() {
+  was_exact_ = rung_ == 0;
   MoveTo(std::max(1, rung_ / 2));
   proven_ = std::min(proven_, rung_ - 1);
-  CloseAbove(rung_);
+  if (!was_exact_) CloseAbove(rung_);
   backed_off_ = true;
 }
 
 void PolicyController::OnGuardReturned() {
   backed_off_ = false;
   proven_ = std::max(proven_, rung_);
+  if (was_exact_) MoveTo(0);
 }
 
 }  // namespace lynx::moe

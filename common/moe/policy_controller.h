@@ -61,7 +61,8 @@ class PolicyController {
   void OnStep(absl::Duration step_time, absl::Time now);
   void OnSample(const QualitySample& sample);
   // The guard has tripped: the node is exact, samples are probes of rung(), and no step times come
-  // until it returns. Halves the rung, but not to exact: a probe of that would prove nothing.
+  // until it returns. Halves the rung, but not to exact: a probe of that would prove nothing. At
+  // exact the harm was not of this policy: rung 1 is probed, and exact resumed.
   void OnGuardTripped();
   void OnGuardReturned();
 
@@ -73,7 +74,8 @@ class PolicyController {
   const Options options_;
   int32_t rung_ = 0;
   int32_t proven_ = 0;       // The highest rung known to be within the budget's headroom.
-  bool backed_off_ = false;  // By the guard.
+  bool backed_off_ = false;  // By the guard ...
+  bool was_exact_ = false;   // ... while at rung 0.
 
   // Of the running interval.
   absl::Time interval_began_ = absl::InfinitePast();

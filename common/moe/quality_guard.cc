@@ -55,20 +55,13 @@ QualityGuard::QualityGuard(const Options& options)
   LYNX_CHECK(options.budget.max_kl_nats > 0 && options.window > 0 && options.return_share > 0 &&
              options.hold >= absl::ZeroDuration() && options.max_hold >= options.hold);
   samples_.reserve(static_cast<size_t>(options.window));
-  times_.reserve(static_cast<size_t>(options.window));
 }
 
 QualityGuard::Change QualityGuard::OnSample(const QualitySample& sample, absl::Time now) {
   if (state_ == State::kOff) return Change::kNone;
   const auto window = static_cast<size_t>(options_.window);
-  const auto fresh = std::find_if(times_.begin(), times_.end(),
-                                  [&](absl::Time time) { return now - time <= options_.max_age; });
-  auto stale = std::distance(times_.begin(), fresh);
-  if (stale == 0 && times_.size() == window) stale = 1;
-  times_.erase(times_.begin(), times_.begin() + stale);
-  samples_.erase(samples_.begin(), samples_.begin() + stale);
+  if (samples_.size() == window) samples_.erase(samples_.begin());
   samples_.push_back(sample);
-  times_.push_back(now);
   if (samples_.size() < window) return Change::kNone;
 
   const BudgetUse use = UseOf(options_.budget, samples_);
@@ -90,7 +83,6 @@ QualityGuard::Change QualityGuard::OnBroken(absl::Time now) {
     case State::kBackoff:
       // Nothing gathered so far speaks for the policy any more.
       samples_.clear();
-      times_.clear();
       return Change::kNone;
   }
   LYNX_CHECK(false);
@@ -103,7 +95,6 @@ QualityGuard::Change QualityGuard::Trip(Reason reason, absl::Time now) {
   reason_ = reason;
   tripped_ = now;
   samples_.clear();
-  times_.clear();
   return Change::kTripped;
 }
 

@@ -37,8 +37,8 @@ BudgetUse UseOf(const QualityBudget& budget, const std::vector<QualitySample>& s
 // Turns lossy policies off when they do more harm than their budget allows, and on again when they
 // no longer would.
 //
-// Active: samples of the running policy come in. When the last `window` of them, none older than
-// `max_age`, use more than the budget, it trips. A distribution that is not finite trips at once.
+// Active: samples of the running policy come in. When the last `window` of them, however old, use
+// more than the budget, it trips. A distribution that is not finite trips at once.
 // Back-off: the node runs exactly; samples are probes of what the policy would have done. It
 // returns once it has held for the hold time and a whole window of probes uses at most
 // `return_share` of the budget. The hold time doubles with each trip within `max_hold` of the last
@@ -58,8 +58,7 @@ class QualityGuard {
   struct Options {
     bool enabled = true;  // False: kOff for good, and samples are ignored.
     QualityBudget budget = {};
-    int32_t window = 64;  // > 0: samples.
-    absl::Duration max_age = absl::Minutes(5);
+    int32_t window = 64;        // > 0: samples.
     double return_share = 0.8;  // (0, 1]
     absl::Duration hold = absl::Minutes(1);
     absl::Duration max_hold = absl::Minutes(16);  // >= hold
@@ -85,9 +84,7 @@ class QualityGuard {
   absl::Duration hold_ = absl::ZeroDuration();
   absl::Time tripped_ = absl::InfinitePast();
   absl::Time returned_ = absl::InfinitePast();
-  // The window, oldest first.
-  std::vector<QualitySample> samples_;
-  std::vector<absl::Time> times_;
+  std::vector<QualitySample> samples_;  // The window, oldest first.
 };
 
 }  // namespace lynx::moe

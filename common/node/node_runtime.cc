@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                   .max_step_logits = step_logits,
                                                   .threads = config_.threads,
                                                   .remap_mixed_steps = remap_mixed_steps}));
-  for (const std::string& note : spec.notes) telemetry::LogInfo(note);
+  for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
   max_context_tokens_ = spec.max_positions;
   registry_
       .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",

@@ -142,7 +142,7 @@ void QualityWatch::EndStep(const absl::Status& status, std::span<const engine::I
   if (remapped && guard_.state() == QualityGuard::State::kActive) OnSuspects(results, now);
   if (controller_) {
     if (has_auto_ && plain_ && !sampled_) controller_->OnStep(took, now);
-    metrics_.rung.Set(controller_->rung());
+    metrics_.rung.Set(guard_.state() == QualityGuard::State::kActive ? controller_->rung() : 0);
   }
 }
 

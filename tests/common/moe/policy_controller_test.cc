@@ -234,10 +234,12 @@ TEST(PolicyControllerTest, AGuardThatTripsHalvesTheRungAndKeepsItLossy) {
 }
 
 // Requests may name policies of their own while the controller is at exact.
-TEST(PolicyControllerTest, AGuardThatTripsLeavesSomethingToProbe) {
+TEST(PolicyControllerTest, AGuardThatTripsLeavesSomethingToProbeAndExactAsItWas) {
   PolicyController controller(Target(0.01));
   controller.OnGuardTripped();
   EXPECT_EQ(controller.rung(), 1);
+  controller.OnGuardReturned();
+  EXPECT_EQ(controller.rung(), 0);
 }
 
 TEST(PolicyControllerTest, IsPatientOnceWhenTheLoadFallsAfterManyMistakes) {

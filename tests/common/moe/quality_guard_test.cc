@@ -17,7 +17,6 @@ class QualityGuardTest : public ::testing::Test {
  protected:
   static constexpr QualityGuard::Options kOptions{.budget = kBudget,
                                                   .window = 10,
-                                                  .max_age = absl::Minutes(5),
                                                   .return_share = 0.8,
                                                   .hold = absl::Minutes(1),
                                                   .max_hold = absl::Minutes(8)};
@@ -93,13 +92,19 @@ TEST_F(QualityGuardTest, WhatIsNotFiniteTripsAtOnce) {
   EXPECT_EQ(guard.OnBroken(now_), Change::kNone);
 }
 
-TEST_F(QualityGuardTest, OldSamplesDoNotCount) {
+// A node with little to do is guarded as a busy one is.
+TEST_F(QualityGuardTest, SamplesCountHoweverFarApartTheyCome) {
   QualityGuard guard(kOptions);
-  EXPECT_EQ(Feed(guard, {.kl_nats = 1}, 9, Change::kTripped), 0);
-  now_ += absl::Minutes(6);
-  // Nine that are too old and nine new ones make no window.
-  EXPECT_EQ(Feed(guard, {.kl_nats = 1}, 9, Change::kTripped), 0);
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_EQ(Feed(guard, {.kl_nats = 1}, 1, Change::kTripped), 0);
+    now_ += absl::Hours(1);
+  }
   EXPECT_EQ(Feed(guard, {.kl_nats = 1}, 1, Change::kTripped), 1);
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_EQ(Feed(guard, {.kl_nats = 0}, 1, Change::kReturned), 0);
+    now_ += absl::Hours(1);
+  }
+  EXPECT_EQ(Feed(guard, {.kl_nats = 0}, 1, Change::kReturned), 1);
 }
 
 TEST_F(QualityGuardTest, ReturnsAfterTheHoldWithAGoodWindowOfProbes) {
