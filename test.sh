@@ -35,8 +35,13 @@ lynx_install test
 strict=OFF
 [ -z "${LYNX_CI:-}" ] || strict=ON
 
+case_timeout=120
+program_timeout=300
+[ "$LYNX_LONG" = 0 ] || { case_timeout=3600; program_timeout=7200; }
+
 build() {  # preset, target, warnings as errors
-  cmake --preset "$1" -DLYNX_BUILD_TESTS=ON -DLYNX_WARNINGS_AS_ERRORS="${3:-OFF}" >/dev/null &&
+  cmake --preset "$1" -DLYNX_BUILD_TESTS=ON -DLYNX_WARNINGS_AS_ERRORS="${3:-OFF}" \
+    -DLYNX_CASE_TIMEOUT=$case_timeout -DLYNX_PROGRAM_TIMEOUT=$program_timeout >/dev/null &&
     lynx_build "$1" "$2"
 }
 run_tests() {  # preset, label expression

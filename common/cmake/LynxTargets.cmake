@@ -11,6 +11,10 @@
 #   code runs in other tests.
 include(GoogleTest)
 
+# Seconds that a test case may take, and under a sanitizer a whole program. The long forms need more.
+set(LYNX_CASE_TIMEOUT 120 CACHE STRING "Seconds a test case may take")
+set(LYNX_PROGRAM_TIMEOUT 300 CACHE STRING "Seconds a test program may take under a sanitizer")
+
 # What the sanitizer stages build: every GoogleTest, and those marked THREADS.
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
@@ -76,12 +80,12 @@ function(lynx_test)
   if(LYNX_SANITIZER)  # Starting an instrumented program costs more than most cases do.
     if(NOT ARG_UNSANITIZED)
       add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-      set_tests_properties(${ARG_NAME} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 300)
+      set_tests_properties(${ARG_NAME} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${LYNX_PROGRAM_TIMEOUT})
     endif()
     return()
   endif()
   gtest_discover_tests(${ARG_NAME}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 120)
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${LYNX_CASE_TIMEOUT})
 endfunction()
