@@ -78,7 +78,8 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
     it->second.peer = peer;
     it->second.last_heard = loop_.Now();
     if (!Follow(sender, envelope.membership())) return;
-    delegate_.OnRouterAlive(sender);
+    const auto& sequences = envelope.ping().sequences();
+    delegate_.OnRouterAlive(sender, {sequences.data(), static_cast<size_t>(sequences.size())});
     proto::Envelope reply;
     *reply.mutable_node_status() = delegate_.Status();
     Reply(peer, sender, std::move(reply));

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 
 #include "absl/time/time.h"
@@ -43,8 +44,8 @@ class NodeControl final : public rpc::Channel::Handler {
     // The router went silent for the timeout, or has given this node up and begun anew: nobody
     // waits for its sequences any more.
     virtual void OnRouterLost(Incarnation router) = 0;
-    // A heartbeat arrived: what is leased for this router lives on.
-    virtual void OnRouterAlive(Incarnation router) = 0;
+    // A heartbeat arrived: what is leased for these sequences of the router lives on.
+    virtual void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) = 0;
   };
 
   // All references outlive this object.

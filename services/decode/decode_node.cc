@@ -241,12 +241,12 @@ void DecodeNode::Cancel(SequenceId id, Incarnation router) {
   }
 }
 
-void DecodeNode::OnRouterAlive(Incarnation router) {
-  absl::Duration lease = absl::ZeroDuration();
-  for (const auto& [id, grant] : grants_) {
-    if (grant.router == router) lease = std::max(lease, grant.lease);
+void DecodeNode::OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) {
+  for (SequenceId id : sequences) {
+    auto grant = grants_.find(id);
+    if (grant == grants_.end() || grant->second.router != router) continue;
+    receiver_->Extend(id, grant->second.lease);
   }
-  if (lease > absl::ZeroDuration()) receiver_->Extend(router, lease);
 }
 
 void DecodeNode::OnRouterLost(Incarnation router) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   proto::NodeStatus Status() override;
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
-  void OnRouterAlive(Incarnation router) override;
+  void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override;
 
   void OnReserve(Incarnation router, const proto::Reserve& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,

@@ -74,7 +74,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   proto::NodeStatus Status() override;
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
-  void OnRouterAlive(Incarnation) override {}
+  void OnRouterAlive(Incarnation, std::span<const uint64_t>) override {}
   void OnLayerDone(int32_t layer, std::span<const engine::WorkItem> items) override;
 
   void OnPrefill(Incarnation router, const proto::Prefill& request);

@@ -8,6 +8,7 @@
 #include "common/node/sampling_wire.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/faulty_channel.h"
 #include "tests/support/faulty_transfer_engine.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
@@ -17,6 +18,8 @@
 namespace lynx {
 namespace {
 
+using ::lynx::testing::ChannelFault;
+using ::lynx::testing::FaultyChannel;
 using ::lynx::testing::FaultyTransferEngine;
 using ::lynx::testing::LoadEngine;
 using ::lynx::testing::PlainSampling;
@@ -189,6 +192,33 @@ void KillAndReturn(uint32_t seed) {
     ASSERT_TRUE(cluster.RunUntil([&] { return sink.ended; }));
     EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
     EXPECT_EQ(sink.ids(), oracle.Answer(prompt, 8));
+  }
+}
+
+// A lost Cancel costs the blocks of a grant no longer than its lease, though the router lives on.
+TEST(ClusterFaultTest, AGrantWhoseCancelWasLostReturnsItsBlocks) {
+  for (int lost : {0, 1}) {  // Decode and prefill are told, each for itself.
+    SimCluster::Options options = {.kv_blocks = 32, .step_rows = 4, .max_batch = 4};
+    int cancels = 0;
+    options.wrap_channel = [&](const std::string& name, EventLoop& loop,
+                               std::unique_ptr<rpc::Channel> channel) {
+      auto wrapped = std::make_unique<FaultyChannel>(std::move(channel), loop);
+      if (name == "router") {
+        wrapped->set_script([&](int, const proto::Envelope& envelope) {
+          return ChannelFault{.drop = envelope.has_cancel() && cancels++ == lost};
+        });
+      }
+      return wrapped;
+    };
+    SimCluster cluster(options);
+    RecordingSink sink;
+    const auto id = cluster.Submit(Prompt(1, 400), PlainSampling(20), sink);
+    ASSERT_TRUE(cluster.RunUntil([&] { return cluster.pool("prefill-0").free_blocks() < 32; }));
+    cluster.service().Cancel(id);
+    cluster.Run(absl::Milliseconds(20));
+    EXPECT_EQ(cancels, 2);
+    EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Minutes(1)))
+        << "the lost message was number " << lost;
   }
 }
 

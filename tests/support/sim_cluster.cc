@@ -109,6 +109,9 @@ SimCluster::SimCluster(const Options& options) : options_(options) {
   registry.incarnation = 1;
   resolver_ = std::make_unique<LiteralResolver>(loop_);
   router_channel_ = Ok(rpc::InProcChannel::Create(network_, {}, loop_, router_registry_));
+  if (options_.wrap_channel) {
+    router_channel_ = options_.wrap_channel("router", loop_, std::move(router_channel_));
+  }
   registry_ = Ok(router::NodeRegistry::Create(registry, loop_, *router_channel_, *resolver_,
                                               router_registry_));
   service_ = std::make_unique<router::ClusterService>(

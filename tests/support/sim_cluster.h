@@ -90,7 +90,7 @@ class SimCluster {
     std::function<std::unique_ptr<transfer::TransferEngine>(
         const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
         wrap_transfer = nullptr;
-    // Wraps a node's end of the control plane.
+    // Wraps a node's, or the router's ("router"), end of the control plane.
     std::function<std::unique_ptr<rpc::Channel>(const std::string& name, EventLoop& loop,
                                                 std::unique_ptr<rpc::Channel>)>
         wrap_channel = nullptr;

@@ -141,12 +141,11 @@ std::optional<proto::GrantInfo> KvReceiver::FindGrant(uint64_t sequence) const {
   return Describe(*grants_.at(it->second));
 }
 
-void KvReceiver::Extend(Incarnation router, absl::Duration lease_time) {
-  for (auto& [id, grant] : grants_) {
-    if (grant->request.router == router) {
-      grant->deadline = std::max(grant->deadline, loop_.Now() + lease_time);
-    }
-  }
+void KvReceiver::Extend(uint64_t sequence, absl::Duration lease_time) {
+  auto it = by_sequence_.find(sequence);
+  if (it == by_sequence_.end()) return;
+  Grant& grant = *grants_.at(it->second);
+  grant.deadline = std::max(grant.deadline, loop_.Now() + lease_time);
 }
 
 void KvReceiver::Cancel(uint64_t sequence) {

@@ -92,8 +92,9 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // The grant of a live sequence, so that a repeated Reserve need not lease blocks first.
   std::optional<proto::GrantInfo> FindGrant(uint64_t sequence) const;
 
-  // A heartbeat of `router`: its grants live at least `lease_time` from now.
-  void Extend(Incarnation router, absl::Duration lease_time);
+  // The sequence's router still wants it: its grant lives at least `lease_time` from now. Unknown
+  // and adopted sequences are ignored.
+  void Extend(uint64_t sequence, absl::Duration lease_time);
 
   // Ends the sequence's grant, tells its prefill node, frees its blocks now. No callback. Unknown
   // and adopted sequences are ignored.

@@ -220,7 +220,8 @@ void NodeRegistry::Heartbeat() {
     // A node that restarted does not know the incarnation it had: once an answer is missing, ask
     // whoever is there.
     proto::Envelope ping;
-    ping.mutable_ping();
+    proto::Ping& body = *ping.mutable_ping();
+    if (member->id != 0) listener_->ListSequences(member->id, body);
     ping.set_sender(options_.incarnation);
     ping.set_receiver(connection.ping_unanswered ? 0 : member->incarnation);
     ping.set_membership(member->id);

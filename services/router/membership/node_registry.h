@@ -55,6 +55,8 @@ class NodeRegistry final : public rpc::Channel::Handler {
     virtual void OnNodeStatus(NodeId id) = 0;
     // Anything but NodeStatus, from the present incarnation of a node and meant for this one.
     virtual void OnNodeMessage(NodeId id, proto::Envelope& envelope) = 0;
+    // Adds what the node is to keep alive: see Ping.
+    virtual void ListSequences(NodeId id, proto::Ping& ping) = 0;
   };
 
   // InvalidArgument: a malformed address, or one that is both prefill and decode; names it.

@@ -142,6 +142,12 @@ void ClusterService::OnNodeStatus(NodeId node) {
   SchedulePump();
 }
 
+void ClusterService::ListSequences(NodeId node, proto::Ping& ping) {
+  for (const auto& [id, entry] : entries_) {
+    if (entry->session.decode() == node) ping.add_sequences(entry->session.wire_id());
+  }
+}
+
 void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
   const absl::Time now = loop_.Now();
   switch (envelope.body_case()) {

@@ -58,6 +58,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
 
   void OnNodeGone(NodeId id, const std::string& why) override;
   void OnNodeStatus(NodeId id) override;
+  void ListSequences(NodeId id, proto::Ping& ping) override;
   void OnNodeMessage(NodeId id, proto::Envelope& envelope) override;
 
  private:

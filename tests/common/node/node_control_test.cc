@@ -50,11 +50,13 @@ class RecordingDelegate final : public NodeControl::Delegate {
     requests.emplace_back(router, envelope.body_case());
   }
   void OnRouterLost(Incarnation router) override { lost.push_back(router); }
-  void OnRouterAlive(Incarnation router) override { alive.push_back(router); }
+  void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override {
+    alive.emplace_back(router, std::vector<uint64_t>(sequences.begin(), sequences.end()));
+  }
 
   std::vector<std::pair<Incarnation, proto::Envelope::BodyCase>> requests;
   std::vector<Incarnation> lost;
-  std::vector<Incarnation> alive;
+  std::vector<std::pair<Incarnation, std::vector<uint64_t>>> alive;
 };
 
 proto::Envelope Ping(Incarnation router) {
@@ -101,6 +103,16 @@ TEST_F(NodeControlTest, AHeartbeatIsAnsweredWithTheStatus) {
   EXPECT_EQ(envelope.sender(), kNode);
   EXPECT_EQ(envelope.receiver(), 1u);
   EXPECT_EQ(envelope.node_status().kv_blocks_free(), 5);
+}
+
+TEST_F(NodeControlTest, AHeartbeatNamesTheSequencesThatLiveOn) {
+  proto::Envelope ping = Ping(1);
+  ping.mutable_ping()->add_sequences(7);
+  ping.mutable_ping()->add_sequences(5);
+  channel_.Deliver(9, ping);
+  ASSERT_THAT(delegate_.alive, SizeIs(1));
+  EXPECT_EQ(delegate_.alive[0].first, 1u);
+  EXPECT_THAT(delegate_.alive[0].second, ElementsAre(7u, 5u));
 }
 
 TEST_F(NodeControlTest, RequestsForAFormerSelfAreNotServed) {

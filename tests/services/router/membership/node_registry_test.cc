@@ -42,6 +42,7 @@ class Recorder final : public NodeRegistry::Listener {
   void OnNodeGone(NodeId id, const std::string& why) override { gone.emplace_back(id, why); }
   void OnNodeStatus(NodeId id) override { last_status = id; }
   void OnNodeMessage(NodeId id, proto::Envelope&) override { messages.push_back(id); }
+  void ListSequences(NodeId id, proto::Ping& ping) override { ping.add_sequences(1000 + id); }
   std::vector<std::pair<NodeId, std::string>> gone;
   std::vector<NodeId> messages;
   NodeId last_status = 0;
@@ -132,6 +133,21 @@ TEST_F(NodeRegistryTest, ARestartIsNoticedWithinThreeHeartbeats) {
   }
   EXPECT_EQ(recorder_.gone.size(), 20u);
   EXPECT_EQ(network_.connects("10.0.0.2:1"), 1) << "a living connection is kept";
+}
+
+TEST_F(NodeRegistryTest, AHeartbeatNamesWhatItsNodeIsToKeep) {
+  std::vector<uint64_t> named;
+  network_.set_fault([&](const proto::Envelope& envelope) {
+    for (uint64_t sequence : envelope.ping().sequences()) named.push_back(sequence);
+    return std::vector<absl::Duration>{absl::ZeroDuration()};
+  });
+  PlugNode("10.0.0.1:1", proto::ROLE_PREFILL, 11);
+  Make({"10.0.0.1:1"}, {"10.0.0.2:1"});
+  loop_.RunDue();
+  EXPECT_THAT(named, ::testing::IsEmpty()) << "nothing is known of a node that nobody has heard";
+  loop_.Advance(absl::Milliseconds(500));
+  EXPECT_THAT(named,
+              ::testing::ElementsAre(1000 + registry_->nodes().FindEndpoint("10.0.0.1:1")->id));
 }
 
 // By the number a node hears that it was given up and is now found again.
