@@ -40,8 +40,10 @@ class CpuModelRunner : public ModelRunner {
         max_positions_(MaxPositions(options, spec_)),
         round_bf16_(options.compute_dtype == DType::kBf16),
         remap_mixed_steps_(options.remap_mixed_steps),
-        team_(options.threads > 0 ? options.threads : kernels::UsableCpus()),
-        ctx_{.backend = kernels::Backend::kCpu, .isa = kernels::BestIsa(), .team = &team_},
+        team_(options.threads > 0 ? options.threads : kernels::UsableCpus(), options.cpus),
+        ctx_{.backend = kernels::Backend::kCpu,
+             .isa = options.isa.value_or(kernels::BestIsa()),
+             .team = &team_},
         attention_(spec_, max_rows_, max_positions_, options.compute_dtype),
         feed_forward_(spec_, max_rows_, options.compute_dtype, options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
@@ -286,6 +288,14 @@ absl::Status CheckOptions(const RunnerOptions& options) {
   if (options.max_step_rows <= 0) return wrong("max_step_rows", options.max_step_rows);
   if (options.max_step_logits <= 0) return wrong("max_step_logits", options.max_step_logits);
   if (options.threads < 0 || options.threads > 1024) return wrong("threads", options.threads);
+  if (options.isa.has_value() && *options.isa > kernels::BestIsa()) {
+    return wrong("isa", absl::StrCat(std::string(Name(*options.isa)), "; this machine has up to ",
+                                     std::string(Name(kernels::BestIsa()))));
+  }
+  if (!options.cpus.empty() && options.threads > static_cast<int32_t>(options.cpus.size())) {
+    return wrong("threads", absl::StrCat(options.threads, ", more than the ", options.cpus.size(),
+                                         " CPUs to pin them to"));
+  }
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "common/kv/kv_layout.h"
 #include "common/model/tensor.h"
 #include "common/moe/routing_plan.h"
+#include "kernels/core/isa.h"
 
 namespace lynx::model {
 
@@ -29,6 +31,11 @@ struct RunnerOptions {
   int32_t max_step_rows = 0;           // > 0: rows of one step; sizes every buffer at load.
   int32_t max_step_logits = 0;         // > 0: logits rows of one step.
   int32_t threads = 0;                 // 0: as many as this process may use.
+  // Pins the runner's threads, and the one that steps, to these CPUs, one each; empty: not pinned.
+  std::vector<int32_t> cpus;
+  // Kernels of this instruction set, so that nodes on unlike machines are of one numeric class;
+  // none: the widest that this machine has.
+  std::optional<kernels::Isa> isa;
   // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
   // rows and their experts being given. Otherwise such a step is exact.
   bool remap_mixed_steps = false;

@@ -23,6 +23,12 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "precision of the KV cache; auto takes the compute precision");
   flags.AddInt("threads", &config.threads, {0, 4096},
                "compute threads; 0 takes every CPU this process may use");
+  flags.AddString("cpus", &config.cpus,
+                  "CPUs of this process, as in 0-7,16; its compute threads are pinned to them, one "
+                  "each. allowed: those it may use anyway; empty does not pin");
+  flags.AddChoice("isa", &config.isa, {"auto", "portable", "avx2", "avx512", "avx512bf16", "amx"},
+                  "instruction set of the kernels; auto takes the widest this machine has. It "
+                  "decides bits: pin the narrowest of a mixed fleet to keep one numeric class");
   flags.AddBytes("kv-memory", &config.kv_memory_bytes, {1 << 20},
                  "memory for the KV cache; never less than one context needs");
   flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},

@@ -24,6 +24,8 @@ struct NodeConfig {
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "auto";
   int32_t threads = 0;
+  std::string cpus;
+  std::string isa = "auto";
   int64_t kv_memory_bytes = int64_t{1} << 30;
   int32_t kv_blocks = 0;
   int32_t step_rows = 512;

@@ -13,7 +13,8 @@
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/telemetry/log.h"
-#include "kernels/core/isa.h"
+#include "kernels/core/cpu_limit.h"
+#include "kernels/core/exec_context.h"
 
 namespace lynx::node {
 namespace {
@@ -31,6 +32,15 @@ int32_t KvBlocks(const NodeConfig& config, const model::ModelSpec& spec, DType k
   const int64_t fit = config.kv_memory_bytes / layout.BlockBytes();
   return static_cast<int32_t>(
       std::clamp<int64_t>(fit, kv::BlocksFor(spec.max_positions) + 1, 1 << 24));
+}
+
+// Confines the process as --cpus says; the CPUs that compute threads are pinned to.
+absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
+  if (option.empty()) return std::vector<int32_t>();
+  if (option == "allowed") return kernels::AllowedCpus();
+  LYNX_ASSIGN_OR_RETURN(std::vector<int32_t> cpus, kernels::ParseCpuList(option));
+  LYNX_RETURN_IF_ERROR(kernels::ConfineThisThread(cpus));
+  return cpus;
 }
 
 }  // namespace
@@ -61,7 +71,14 @@ NodeRuntime::~NodeRuntime() {
 absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfig& config,
                                                                  const std::string& role) {
   if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
+  // Before there are other threads.
+  absl::StatusOr<std::vector<int32_t>> cpus = Confine(config.cpus);
+  if (!cpus.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--cpus ", config.cpus, ": ", std::string(cpus.status().message())));
+  }
   auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config));
+  runtime->cpus_ = *std::move(cpus);
   telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
                            .component = role,
                            .incarnation = HexId(runtime->incarnation_)});
@@ -97,13 +114,16 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                   .max_step_rows = step_rows,
                                                   .max_step_logits = step_logits,
                                                   .threads = config_.threads,
+                                                  .cpus = cpus_,
+                                                  .isa = kernels::IsaNamed(config_.isa),
                                                   .remap_mixed_steps = remap_mixed_steps}));
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
   max_context_tokens_ = spec.max_positions;
   registry_
       .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
                 {{"version", std::string(config::Version())},
-                 {"isa", std::string(kernels::Name(kernels::BestIsa()))}})
+                 {"isa", std::string(kernels::Name(
+                             kernels::IsaNamed(config_.isa).value_or(kernels::BestIsa())))}})
       .Set(1);
   registry_
       .AddGauge("lynx_model_info", "Constant 1; the labels describe the model.",

@@ -59,6 +59,7 @@ class NodeRuntime {
   explicit NodeRuntime(const NodeConfig& config);
 
   const NodeConfig config_;
+  std::vector<int32_t> cpus_;  // Of the compute threads; empty: not pinned.
   const absl::Time began_ = SteadyClock::Instance().Now();
   const Incarnation incarnation_ = RandomId();
   StopSignal stop_{[](const char* why) { telemetry::LogWarning(why); }};

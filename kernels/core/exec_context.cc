@@ -16,6 +16,13 @@ std::string_view Name(Backend backend) {
   return "?";
 }
 
+std::optional<Isa> IsaNamed(std::string_view name) {
+  for (Isa isa : kAllIsas) {
+    if (Name(isa) == name) return isa;
+  }
+  return std::nullopt;
+}
+
 absl::Status CheckUsable(const ExecContext& ctx) {
   if (ctx.backend == Backend::kCpu && ctx.isa > BestIsa()) {
     return absl::UnavailableError(

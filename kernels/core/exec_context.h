@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -14,6 +15,9 @@ namespace lynx::kernels {
 enum class Backend : uint8_t { kReference, kCpu };
 
 std::string_view Name(Backend backend);
+
+// The instruction set of that Name(), if there is one.
+std::optional<Isa> IsaNamed(std::string_view name);
 
 // How an operation runs. Borrowed by the call.
 struct ExecContext {

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,6 +23,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/http/client.h"
+#include "kernels/core/cpu_limit.h"
 #include "services/cli/child_process.h"
 #include "services/cli/scratch_directory.h"
 
@@ -82,10 +82,14 @@ class LocalCluster {
     }
     LYNX_ASSIGN_OR_RETURN(auto scratch, ScratchDirectory::Create(temporary, "lynx-up"));
     scratch_.emplace(std::move(scratch));
-    const int32_t cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
-    const int32_t threads = config_.threads > 0
-                                ? config_.threads
-                                : std::max(1, cores / (config_.prefill + config_.decode));
+    const int32_t nodes = config_.prefill + config_.decode;
+    const int32_t cores = kernels::UsableCpus();
+    const int32_t threads = config_.threads > 0 ? config_.threads : std::max(1, cores / nodes);
+    const std::vector<int32_t> cpus = kernels::AllowedCpus();
+    // Cores of its own, where each node has several: its other threads then find time on them, too.
+    // With fewer, or under a quota, threads are better off where there is time.
+    const bool own_cores =
+        threads >= 2 && static_cast<size_t>(cores) == cpus.size() && threads * nodes <= cores;
     std::vector<std::string> names;
     for (const auto& [role, count] :
          {std::pair<std::string, int32_t>("decode", config_.decode),
@@ -106,6 +110,10 @@ class LocalCluster {
                                          "--kv-dtype",
                                          config_.kv_dtype};
         if (role == "decode") argv.insert(argv.end(), {"--lynx-policy", config_.lynx_policy});
+        if (own_cores) {
+          const auto first = cpus.begin() + static_cast<std::ptrdiff_t>(names.size()) * threads;
+          argv.insert(argv.end(), {"--cpus", absl::StrJoin(first, first + threads, ",")});
+        }
         LYNX_RETURN_IF_ERROR(Launch(name, std::move(argv)));
         names.push_back(name);
       }
@@ -223,7 +231,8 @@ int RunUp(int argc, const char* const* argv) {
   flags.AddString("host", &config.host, "address the router listens on");
   flags.AddInt("port", &config.port, {0, 65535}, "port the router listens on; 0 picks a free one");
   flags.AddInt("threads", &config.threads, {0, 4096},
-               "compute threads of each node; 0 shares the machine's cores among them");
+               "compute threads of each node; 0 shares the machine's cores among them, each node "
+               "having its own where there are enough");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
                   "precision of the nodes' arithmetic");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},

@@ -163,6 +163,10 @@ TEST(ModelFolderTest, OptionsOutOfRangeAreRefused) {
   refused([](RunnerOptions& o) { o.threads = -1; }, "threads");
   refused([](RunnerOptions& o) { o.compute_dtype = DType::kF16; }, "compute_dtype");
   refused([](RunnerOptions& o) { o.kv_dtype = DType::kF16; }, "kv_dtype");
+  refused([](RunnerOptions& o) { o.cpus = {0}; }, "threads");  // Two threads.
+  if (kernels::BestIsa() != kernels::Isa::kAmx) {
+    refused([](RunnerOptions& o) { o.isa = kernels::Isa::kAmx; }, "isa is amx");
+  }
 }
 
 // --- Identity
@@ -193,6 +197,17 @@ TEST(ModelIdentityTest, TheHashFollowsWhatDecidesAResult) {
   options.kv_blocks = 9;  // How much memory a node has is its own affair.
   options.threads = 1;
   EXPECT_EQ((*ModelRunner::Load(options))->compatibility_hash(), plain);
+}
+
+TEST(ModelIdentityTest, TheNumericClassNamesTheInstructionSet) {
+  TempDir dir;
+  TinyModel::Make().Write(dir.path());
+  RunnerOptions options = Options(dir.path());
+  const std::string best = (*ModelRunner::Load(options))->numeric_class();
+  options.isa = kernels::BestIsa();
+  EXPECT_EQ((*ModelRunner::Load(options))->numeric_class(), best);
+  options.isa = kernels::Isa::kPortable;
+  EXPECT_THAT((*ModelRunner::Load(options))->numeric_class(), HasSubstr("portable"));
 }
 
 TEST(ModelIdentityTest, TheNumericClassNamesTypesAndNotThreads) {
