@@ -1,9 +1,12 @@
 #include <gnu/libc-version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +33,8 @@ constexpr int kNumericsRevision = 2;
 
 class CpuModelRunner : public ModelRunner {
  public:
-  CpuModelRunner(const RunnerOptions& options, ModelSpec spec, ModelWeights weights,
+  CpuModelRunner(const RunnerOptions& options, ModelSpec spec,
+                 std::unique_ptr<kernels::ThreadTeam> team, ModelWeights weights,
                  std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
         weights_(std::move(weights)),
@@ -40,10 +44,11 @@ class CpuModelRunner : public ModelRunner {
         max_positions_(MaxPositions(options, spec_)),
         round_bf16_(options.compute_dtype == DType::kBf16),
         remap_mixed_steps_(options.remap_mixed_steps),
-        team_(options.threads > 0 ? options.threads : kernels::UsableCpus(), options.cpus),
+        team_(std::move(team)),
         ctx_{.backend = kernels::Backend::kCpu,
              .isa = options.isa.value_or(kernels::BestIsa()),
-             .team = &team_},
+             .team = team_.get(),
+             .streamed_bytes = &streamed_bytes_},
         attention_(spec_, max_rows_, max_positions_, options.compute_dtype),
         feed_forward_(spec_, max_rows_, options.compute_dtype, options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
@@ -99,7 +104,8 @@ class CpuModelRunner : public ModelRunner {
   const int64_t max_positions_;
   const bool round_bf16_;
   const bool remap_mixed_steps_;
-  kernels::ThreadTeam team_;
+  const std::unique_ptr<kernels::ThreadTeam> team_;
+  std::atomic<int64_t> streamed_bytes_{0};  // Of matrices, in the current step.
   const kernels::ExecContext ctx_;
   AttentionBlock attention_;
   FeedForwardBlock feed_forward_;
@@ -175,6 +181,8 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   policies_.clear();
   wanted_.clear();
   stats_.weight_bytes_read = 0;
+  stats_.weight_bytes_streamed = 0;
+  streamed_bytes_.store(0, std::memory_order_relaxed);
   stats_.kv_bytes_read = 0;
   stats_.expert_bytes_read = 0;
   stats_.expert_bytes_saved = 0;
@@ -213,8 +221,9 @@ void CpuModelRunner::Embed() {
   for (size_t r = 0; r < tokens_.size(); ++r) {
     kernels::UnpackRow(embedding, tokens_[r], hidden_.data() + static_cast<int64_t>(r) * hidden);
   }
-  stats_.weight_bytes_read +=
-      static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
+  const int64_t bytes = static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
+  stats_.weight_bytes_read += bytes;
+  stats_.weight_bytes_streamed += bytes;
 }
 
 absl::Status CpuModelRunner::ComputeLogits() {
@@ -274,7 +283,9 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
       return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));
     }
   }
-  return ComputeLogits();
+  LYNX_RETURN_IF_ERROR(ComputeLogits());
+  stats_.weight_bytes_streamed += streamed_bytes_.load(std::memory_order_relaxed);
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const RunnerOptions& options) {
@@ -325,10 +336,16 @@ absl::Status CheckSpec(const ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, ModelSpec spec,
-                                                  const TensorMap& tensors,
-                                                  std::string_view identity) {
-  LYNX_ASSIGN_OR_RETURN(ModelWeights weights, BindWeights(tensors, spec));
+int32_t Threads(const RunnerOptions& options) {
+  if (options.threads > 0) return options.threads;
+  const int32_t usable = kernels::UsableCpus();
+  const auto pinned = static_cast<int32_t>(options.cpus.size());
+  return pinned > 0 ? std::min(usable, pinned) : usable;
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
+    const RunnerOptions& options, ModelSpec spec, const TensorMap& tensors,
+    std::string_view identity, std::function<void(std::span<const std::byte>)> consumed) {
   LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
                         kv::KvArena::Create({.layers = spec.layers,
                                              .kv_heads = spec.kv_heads,
@@ -336,8 +353,17 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(const RunnerOptions& options, 
                                              .dtype = options.kv_dtype},
                                             options.kv_blocks));
   try {
-    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(weights), identity,
-                                            std::move(kv));
+    auto team = std::make_unique<kernels::ThreadTeam>(Threads(options), options.cpus);
+    absl::StatusOr<ModelWeights> weights;
+    // On a thread of its own: the team pins whoever calls it.
+    std::thread([&] {
+      weights = BindWeights(
+          tensors, spec,
+          {.team = team.get(), .progress = options.load_progress, .consumed = std::move(consumed)});
+    }).join();
+    LYNX_RETURN_IF_ERROR(weights.status());
+    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(team),
+                                            *std::move(weights), identity, std::move(kv));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for steps of ",
                                                      options.max_step_rows, " rows and ",
@@ -355,7 +381,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptio
     spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
                                       NameList(folder.unused_files())));
   }
-  return Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()));
+  return Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()),
+              [&folder](std::span<const std::byte> data) { folder.Release(data); });
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOptions& options,
@@ -364,7 +391,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOpt
                                                                  std::string_view identity) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_RETURN_IF_ERROR(CheckSpec(spec));
-  return Make(options, std::move(spec), tensors, identity);
+  return Make(options, std::move(spec), tensors, identity, nullptr);
 }
 
 }  // namespace lynx::model

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,13 +33,16 @@ struct RunnerOptions {
   int32_t max_step_logits = 0;         // > 0: logits rows of one step.
   int32_t threads = 0;                 // 0: as many as this process may use.
   // Pins the runner's threads, and the one that steps, to these CPUs, one each; empty: not pinned.
-  std::vector<int32_t> cpus;
+  std::vector<int32_t> cpus = {};
   // Kernels of this instruction set, so that nodes on unlike machines are of one numeric class;
   // none: the widest that this machine has.
-  std::optional<kernels::Isa> isa;
+  std::optional<kernels::Isa> isa = std::nullopt;
   // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
   // rows and their experts being given. Otherwise such a step is exact.
   bool remap_mixed_steps = false;
+  // Told while weights are packed how many of how many bytes are done; on a thread of Load(),
+  // before it returns. Empty: nobody is told.
+  std::function<void(int64_t done, int64_t total)> load_progress = nullptr;
   // Benches only; null: none. Outlives the runner.
   RouterOverride* router_override = nullptr;
 };
@@ -56,7 +60,10 @@ struct SequenceRows {
 
 // What a step touched, for metrics and benches. Overwritten by the next step.
 struct StepStats {
-  int64_t weight_bytes_read = 0;  // Each active expert counted once.
+  int64_t weight_bytes_read = 0;  // As packed; by the plan, each active expert counted once.
+  // Of those, what kernels really read from memory, counted where they do: the same, or a kernel
+  // reads something twice or passes something by.
+  int64_t weight_bytes_streamed = 0;
   int64_t kv_bytes_read = 0;
   int64_t expert_bytes_read = 0;   // Routed experts' part of weight_bytes_read.
   int64_t expert_bytes_saved = 0;  // What exact plans would have read on top of that.

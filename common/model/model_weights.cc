@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 #include "common/model/name_list.h"
+#include "common/model/weight_packer.h"
 #include "kernels/core/float_convert.h"
 
 namespace lynx::model {
@@ -22,10 +23,15 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+int64_t BytesOf(const Matrix& matrix) {
+  return kernels::PackedBytes(matrix.out, matrix.in, matrix.dtype);
+}
+
 // Takes tensors by name. Failures are collected, so that one start shows them all.
 class Binder {
  public:
-  explicit Binder(const TensorMap& tensors) : tensors_(tensors) {}
+  // Both outlive this.
+  Binder(const TensorMap& tensors, WeightPacker& packer) : tensors_(tensors), packer_(packer) {}
 
   bool Has(const std::string& name) const { return tensors_.count(name) > 0; }
 
@@ -56,40 +62,14 @@ class Binder {
   Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in, int64_t* bytes) {
     const Tensor* tensor = Take(name, {out, in});
     if (tensor == nullptr) return {};
-    const Matrix matrix = Pack(tensor->data.data(), tensor->dtype, out, in);
-    if (bytes != nullptr) *bytes += kernels::PackedBytes(out, in, matrix.dtype);
+    const Matrix matrix = packer_.Add(tensor->data.data(), tensor->dtype, out, in);
+    *bytes += BytesOf(matrix);
     return matrix;
   }
 
-  // From row-major memory.
-  Matrix Pack(const std::byte* from, DType dtype, int64_t out, int64_t in) {
-    const int64_t row_bytes = in * static_cast<int64_t>(SizeOf(dtype));
-    return PackPanels(dtype, out, in, [&](int64_t panel, std::byte* to) {
-      const void* rows[kernels::kPanelRows] = {};
-      for (int64_t r = 0; r < kernels::kPanelRows; ++r) {
-        const int64_t row = panel * kernels::kPanelRows + r;
-        if (row < out) rows[r] = from + row * row_bytes;
-      }
-      kernels::PackPanel(rows, dtype, in, to);
-    });
-  }
-
-  // gate, up: [intermediate, hidden]; down: [hidden, intermediate]; of two types at most.
-  ExpertWeights PackExpert(const std::byte* gate, const std::byte* up, DType gate_up_dtype,
-                           const std::byte* down, DType down_dtype, int64_t hidden,
-                           int64_t intermediate) {
-    const int64_t gate_up_out = kernels::GateUpOutputs(intermediate);
-    return {.gate_up = PackPanels(gate_up_dtype, gate_up_out, hidden,
-                                  [&](int64_t panel, std::byte* to) {
-                                    kernels::PackGateUpPanel(gate, up, gate_up_dtype, intermediate,
-                                                             hidden, panel, to);
-                                  }),
-            .down = Pack(down, down_dtype, hidden, intermediate)};
-  }
+  WeightPacker& packer() { return packer_; }
 
   void Refuse(std::string what) { misshapen_.push_back(std::move(what)); }
-
-  std::vector<PackedMemory> TakeMemory() { return std::move(memory_); }
 
   std::vector<float> TakeVector(const std::string& name, int64_t size) {
     const Tensor* tensor = Take(name, {size});
@@ -139,19 +119,8 @@ class Binder {
   }
 
  private:
-  template <typename PackOne>
-  Matrix PackPanels(DType dtype, int64_t out, int64_t in, PackOne pack_one) {
-    const int64_t bytes = kernels::PackedBytes(out, in, dtype);
-    // Not zeroed: packing writes every byte.
-    memory_.emplace_back(new PackedLine[static_cast<size_t>(bytes) / sizeof(PackedLine)]);
-    auto* data = reinterpret_cast<std::byte*>(memory_.back().get());
-    const int64_t panel_bytes = kernels::PanelBytes(in, dtype);
-    for (int64_t p = 0; p * panel_bytes < bytes; ++p) pack_one(p, data + p * panel_bytes);
-    return {.data = data, .dtype = dtype, .out = out, .in = in};
-  }
-
   const TensorMap& tensors_;
-  std::vector<PackedMemory> memory_;
+  WeightPacker& packer_;
   std::set<std::string> taken_;
   std::vector<std::string> missing_;
   std::vector<std::string> misshapen_;
@@ -187,8 +156,10 @@ ExpertWeights BindMlp(const std::string& prefix, int64_t hidden, int64_t interme
                                ", up_proj.weight ", std::string(Name(up->dtype))));
     return {};
   }
-  return binder.PackExpert(gate->data.data(), up->data.data(), gate->dtype, down->data.data(),
-                           down->dtype, hidden, intermediate);
+  WeightPacker& packer = binder.packer();
+  return {.gate_up = packer.AddGateUp(gate->data.data(), up->data.data(), gate->dtype, intermediate,
+                                      hidden),
+          .down = packer.Add(down->data.data(), down->dtype, hidden, intermediate)};
 }
 
 // All experts of a layer in two tensors: [experts, gate rows then up rows, hidden] and
@@ -206,17 +177,14 @@ std::vector<ExpertWeights> BindFusedExperts(const ModelSpec& spec, const std::st
     return tensor.data.data() +
            index * intermediate * hidden * static_cast<int64_t>(SizeOf(tensor.dtype));
   };
+  WeightPacker& packer = binder.packer();
   std::vector<ExpertWeights> experts;
   for (int64_t e = 0; e < spec.experts; ++e) {
-    experts.push_back(binder.PackExpert(part(*gate_up, 2 * e), part(*gate_up, 2 * e + 1),
-                                        gate_up->dtype, part(*down, e), down->dtype, hidden,
-                                        intermediate));
+    experts.push_back({.gate_up = packer.AddGateUp(part(*gate_up, 2 * e), part(*gate_up, 2 * e + 1),
+                                                   gate_up->dtype, intermediate, hidden),
+                       .down = packer.Add(part(*down, e), down->dtype, hidden, intermediate)});
   }
   return experts;
-}
-
-int64_t BytesOf(const Matrix& matrix) {
-  return kernels::PackedBytes(matrix.out, matrix.in, matrix.dtype);
 }
 
 void BindExperts(const ModelSpec& spec, const std::string& prefix, FeedForwardWeights& weights,
@@ -256,10 +224,9 @@ FeedForwardWeights BindFeedForward(const ModelSpec& spec, FeedForwardKind kind,
   }
   return weights;
 }
-}  // namespace
 
-absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec) {
-  Binder binder(tensors);
+// What both passes of the packer do alike.
+ModelWeights BindAll(const ModelSpec& spec, Binder& binder) {
   ModelWeights weights;
   int64_t embedding_bytes = 0;
   weights.embedding = binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size,
@@ -268,11 +235,7 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
   if (spec.tied_embeddings) {
     weights.head = weights.embedding;
     weights.head_bytes = embedding_bytes;
-    if (binder.Has("lm_head.weight")) {
-      binder.Ignore("lm_head.weight");
-      spec.notes.push_back(
-          "tie_word_embeddings is true: lm_head.weight in the weights is not used");
-    }
+    binder.Ignore("lm_head.weight");
   } else {
     weights.head =
         binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size, &weights.head_bytes);
@@ -283,8 +246,27 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
                               .feed_forward = BindFeedForward(
                                   spec, spec.feed_forward[static_cast<size_t>(i)], layer, binder)});
   }
-  LYNX_RETURN_IF_ERROR(binder.Finish());
-  weights.memory = binder.TakeMemory();
+  return weights;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
+                                         const PackOptions& options) {
+  WeightPacker counting(nullptr);
+  Binder checking(tensors, counting);
+  BindAll(spec, checking);
+  LYNX_RETURN_IF_ERROR(checking.Finish());
+  if (spec.tied_embeddings && checking.Has("lm_head.weight")) {
+    spec.notes.push_back("tie_word_embeddings is true: lm_head.weight in the weights is not used");
+  }
+  LYNX_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(static_cast<size_t>(counting.bytes()),
+                                                              "the packed weights"));
+  WeightPacker packer(memory.data());
+  Binder binder(tensors, packer);
+  ModelWeights weights = BindAll(spec, binder);
+  packer.Pack(options);
+  weights.memory = std::move(memory);
   return weights;
 }
 

@@ -1,23 +1,17 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/huge_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/tensor.h"
+#include "common/model/weight_packer.h"
 #include "kernels/gemm/packed_matrix.h"
 #include "kernels/moe/expert_weights.h"
 
 namespace lynx::model {
-
-// A cache line of packed weights.
-struct alignas(64) PackedLine {
-  std::byte bytes[64];
-};
-using PackedMemory = std::unique_ptr<PackedLine[]>;
 
 struct AttentionWeights {
   std::vector<float> input_norm;  // [hidden]
@@ -43,14 +37,14 @@ struct LayerWeights {
   FeedForwardWeights feed_forward;
 };
 
-// Tensors as a forward pass wants them: matrices packed, the small norms in float32.
+// The tensors of a model as a forward pass wants them: matrices packed, the small norms in float32.
 struct ModelWeights {
   kernels::Matrix embedding;  // [vocab, hidden]
   kernels::Matrix head;       // [vocab, hidden]; the embedding itself if tied
   int64_t head_bytes = 0;
   std::vector<float> final_norm;  // [hidden]
   std::vector<LayerWeights> layers;
-  std::vector<PackedMemory> memory;  // What the matrices point to.
+  HugeBuffer memory;  // What the matrices point into.
 };
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
@@ -59,6 +53,9 @@ struct ModelWeights {
 //   InvalidArgument  a tensor has another shape than the config says (names wanted and found), or
 //                    there are tensors that no part of the model uses, which would change the
 //                    answer if they mattered: lists them.
-absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec);
+//   ResourceExhausted  the memory for the packed weights cannot be mapped.
+// All that is checked before anything is packed. The tensors are not needed afterwards.
+absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
+                                         const PackOptions& options);
 
 }  // namespace lynx::model

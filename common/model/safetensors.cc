@@ -303,6 +303,18 @@ absl::StatusOr<SafetensorsFolder> SafetensorsFolder::Open(const std::filesystem:
   return std::move(reader.folder);
 }
 
+void SafetensorsFolder::Release(std::span<const std::byte> data) const {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(data.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<uintptr_t>(data.data() + data.size()) / page * page;
+  for (const auto& mapping : mappings_) {
+    const auto first = reinterpret_cast<uintptr_t>(mapping->bytes().data());
+    if (begin >= first && end <= first + mapping->bytes().size() && begin < end) {
+      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    }
+  }
+}
+
 const Tensor* SafetensorsFolder::Find(const std::string& name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;

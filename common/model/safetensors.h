@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ class SafetensorsFolder {
   const Tensor* Find(const std::string& name) const;
   // Their data lies in the mappings of this folder.
   const TensorMap& tensors() const { return tensors_; }
+  // Lets go of the memory of `data`, part of a tensor that was read and will not be soon. It can be
+  // read all the same: from the file again.
+  void Release(std::span<const std::byte> data) const;
   // Weight files found in the folder and not used, by name.
   const std::vector<std::string>& unused_files() const { return unused_files_; }
 

@@ -43,6 +43,18 @@ absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
   return cpus;
 }
 
+// Logs how far the packing of a big model is, every few seconds.
+std::function<void(int64_t, int64_t)> LogProgress() {
+  return [next = SteadyClock::Instance().Now() + absl::Seconds(5)](int64_t done,
+                                                                   int64_t total) mutable {
+    const absl::Time now = SteadyClock::Instance().Now();
+    if (now < next) return;
+    next = now + absl::Seconds(5);
+    telemetry::LogInfo("loading weights", {{"packed_bytes", absl::StrCat(done)},
+                                           {"total_bytes", absl::StrCat(total)}});
+  };
+}
+
 }  // namespace
 
 absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string& option,
@@ -116,7 +128,8 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                   .threads = config_.threads,
                                                   .cpus = cpus_,
                                                   .isa = kernels::IsaNamed(config_.isa),
-                                                  .remap_mixed_steps = remap_mixed_steps}));
+                                                  .remap_mixed_steps = remap_mixed_steps,
+                                                  .load_progress = LogProgress()}));
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
   max_context_tokens_ = spec.max_positions;
   registry_

@@ -431,6 +431,27 @@ TEST_F(StepTest, StatsCountWhatWasRead) {
   EXPECT_EQ(runner_->stats().kv_bytes_read, 2 * one.kv_bytes_read);
 }
 
+TEST_F(StepTest, WhatKernelsStreamIsWhatThePlanSays) {
+  const std::vector<kv::BlockId> other = {0, 2};
+  const std::vector<TokenId> token = {5};
+  const std::vector<SequenceRows> steps[] = {
+      {{.tokens = token, .blocks = other, .logits_rows = 1}},
+      {{.tokens = token, .blocks = other}},  // No head.
+      {{.tokens = kTokens, .blocks = kBlocks, .logits_rows = 3}},
+      {{.tokens = kTokens, .blocks = kBlocks, .logits_rows = 18},
+       {.tokens = token, .start = 1, .blocks = other, .logits_rows = 1, .decode = true}},
+  };
+  auto dense = Load(TinyModel::Make({.tied = false, .head = true, .dense_layers = {0}}));
+  ASSERT_THAT(dense, IsOk());
+  for (ModelRunner* runner : {runner_.get(), dense->get()}) {
+    for (const std::vector<SequenceRows>& step : steps) {
+      ASSERT_THAT(runner->Step(step, nullptr), IsOk());
+      EXPECT_GT(runner->stats().weight_bytes_read, 0);
+      EXPECT_EQ(runner->stats().weight_bytes_streamed, runner->stats().weight_bytes_read);
+    }
+  }
+}
+
 // A poisoned weight must show in the logits of the rows that meet it, and in no others.
 TEST(PoisonTest, NanReachesTheLogitsOfItsRowsAlone) {
   TinyModel model = TinyModel::Make({.tied = false, .head = true});

@@ -1,0 +1,127 @@
+// Peak memory of loading, so these tests have a program of their own.
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/model/model_runner.h"
+#include "common/model/model_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace lynx::model {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::TempDir;
+
+constexpr int64_t kHidden = 512;
+constexpr int64_t kWidth = 512;
+constexpr int64_t kVocab = 8192;
+constexpr int64_t kExperts = 32;
+constexpr int kLayers = 4;
+constexpr int64_t kKvBlocks = 64;
+constexpr int64_t kKvBytes = kKvBlocks * 16 * kLayers * 2 * 512 * 2;
+
+// A model of some 210 MB of zeros, which take no space on the disk. Returns the bytes of its
+// matrices, whose sizes leave nothing to pad.
+int64_t WriteModel(const std::filesystem::path& dir, bool fused) {
+  std::ofstream(dir / "config.json") << nlohmann::json{
+      {"model_type", "qwen3_moe"},      {"vocab_size", kVocab},           {"hidden_size", kHidden},
+      {"num_hidden_layers", kLayers},   {"num_attention_heads", 8},       {"head_dim", 64},
+      {"max_position_embeddings", 256}, {"tie_word_embeddings", true},    {"num_experts", kExperts},
+      {"num_experts_per_tok", 4},       {"moe_intermediate_size", kWidth}};
+  nlohmann::json header;
+  int64_t end = 0;
+  int64_t matrices = 0;
+  auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    int64_t bytes = 2;
+    for (int64_t extent : shape) bytes *= extent;
+    header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+    if (shape.size() > 1) matrices += bytes;
+  };
+  add("model.embed_tokens.weight", {kVocab, kHidden});
+  add("model.norm.weight", {kHidden});
+  for (int i = 0; i < kLayers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    add(layer + "input_layernorm.weight", {kHidden});
+    add(layer + "post_attention_layernorm.weight", {kHidden});
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+      add(layer + "self_attn." + name + ".weight", {kHidden, kHidden});
+    }
+    add(layer + "self_attn.q_norm.weight", {64});
+    add(layer + "self_attn.k_norm.weight", {64});
+    add(layer + "mlp.gate.weight", {kExperts, kHidden});
+    if (fused) {
+      add(layer + "mlp.experts.gate_up_proj", {kExperts, 2 * kWidth, kHidden});
+      add(layer + "mlp.experts.down_proj", {kExperts, kHidden, kWidth});
+      continue;
+    }
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const std::string expert = layer + "mlp.experts." + std::to_string(e) + ".";
+      add(expert + "gate_proj.weight", {kWidth, kHidden});
+      add(expert + "up_proj.weight", {kWidth, kHidden});
+      add(expert + "down_proj.weight", {kHidden, kWidth});
+    }
+  }
+  const std::string text = header.dump();
+  const uint64_t length = text.size();
+  const std::filesystem::path path = dir / "model.safetensors";
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(&length), sizeof(length))
+      .write(text.data(), static_cast<std::streamsize>(length));
+  std::filesystem::resize_file(path, sizeof(length) + length + static_cast<uint64_t>(end));
+  return matrices;
+}
+
+// A line of /proc/self/status, in bytes.
+int64_t StatusBytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+class LoadMemoryTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
+  TempDir dir;
+  const int64_t weights = WriteModel(dir.path(), /*fused=*/GetParam());
+  std::ofstream clear("/proc/self/clear_refs");
+  clear << "5" << std::flush;  // The peak begins anew.
+  if (!clear.good()) GTEST_SKIP() << "this system does not reset the peak of memory";
+  const int64_t before = StatusBytes("VmRSS");
+
+  int64_t packed = 0;
+  auto runner = ModelRunner::Load({.model_dir = dir.path(),
+                                   .kv_blocks = kKvBlocks,
+                                   .max_step_rows = 16,
+                                   .max_step_logits = 4,
+                                   .threads = 2,
+                                   .load_progress = [&](int64_t done, int64_t total) {
+                                     EXPECT_GT(done, packed);
+                                     EXPECT_LE(done, total);
+                                     EXPECT_EQ(total, weights);
+                                     packed = done;
+                                   }});
+  ASSERT_THAT(runner, IsOk());
+  EXPECT_EQ(packed, weights);
+  const double bound = 1.1 * static_cast<double>(weights + kKvBytes);
+  EXPECT_LE(static_cast<double>(StatusBytes("VmHWM") - before), bound);
+  // The file is let go, the packed weights are there.
+  const int64_t after = StatusBytes("VmRSS") - before;
+  EXPECT_LE(static_cast<double>(after), bound);
+  EXPECT_GE(after, weights);
+}
+
+INSTANTIATE_TEST_SUITE_P(ExpertsApartOrFused, LoadMemoryTest, ::testing::Bool());
+
+}  // namespace
+}  // namespace lynx::model
