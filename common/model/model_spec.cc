@@ -229,32 +229,45 @@ moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name) {
           .scales_input = spec.gate.scales_input};
 }
 
-absl::StatusOr<ModelSpec> LoadModelSpec(const std::filesystem::path& model_dir) {
-  const std::filesystem::path path = model_dir / "config.json";
-  LYNX_ASSIGN_OR_RETURN(const json document, ReadJsonFile(path, kMaxConfigBytes));
-  if (!document.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not a JSON object"));
-  }
-  const Config config(document, path.string());
-  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadConfig(config));
+namespace {
 
+// With the ids that end a sequence of `generation`, which may be null, added to the config's.
+absl::StatusOr<ModelSpec> ReadSpec(const Config& config, const Config* generation) {
+  if (!config.object().is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(config.file(), ": not a JSON object"));
+  }
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadConfig(config));
   std::set<int32_t> eos;
   LYNX_RETURN_IF_ERROR(config.AddIds("eos_token_id", eos));
-  const std::filesystem::path generation_path = model_dir / "generation_config.json";
-  absl::StatusOr<json> generation = ReadJsonFile(generation_path, kMaxConfigBytes);
-  if (generation.ok() && generation->is_object()) {
-    LYNX_RETURN_IF_ERROR(Config(*generation, generation_path.string()).AddIds("eos_token_id", eos));
-  } else if (generation.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(generation_path.string(), ": not a JSON object"));
-  } else if (!absl::IsNotFound(generation.status())) {
-    return generation.status();
+  if (generation != nullptr) {
+    if (!generation->object().is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat(generation->file(), ": not a JSON object"));
+    }
+    LYNX_RETURN_IF_ERROR(generation->AddIds("eos_token_id", eos));
   }
   for (int32_t id : eos) {
     if (id >= spec.vocab_size) return config.Wrong("eos_token_id", "below vocab_size");
   }
   spec.eos_token_ids.assign(eos.begin(), eos.end());
   return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSpec> LoadModelSpec(const std::filesystem::path& model_dir) {
+  const std::filesystem::path path = model_dir / "config.json";
+  LYNX_ASSIGN_OR_RETURN(const json document, ReadJsonFile(path, kMaxConfigBytes));
+  const Config config(document, path.string());
+  const std::filesystem::path generation_path = model_dir / "generation_config.json";
+  const absl::StatusOr<json> generation = ReadJsonFile(generation_path, kMaxConfigBytes);
+  if (absl::IsNotFound(generation.status())) return ReadSpec(config, nullptr);
+  LYNX_RETURN_IF_ERROR(generation.status());
+  const Config generation_config(*generation, generation_path.string());
+  return ReadSpec(config, &generation_config);
+}
+
+absl::StatusOr<ModelSpec> ParseModelSpec(const json& config, const std::string& name) {
+  return ReadSpec(Config(config, name), nullptr);
 }
 
 }  // namespace lynx::model

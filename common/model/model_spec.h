@@ -10,6 +10,7 @@
 #include "common/base/dtype.h"
 #include "common/moe/gate.h"
 #include "common/moe/presets.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace lynx::model {
 
@@ -57,5 +58,8 @@ moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name);
 //                    range; names the file and the key.
 //   Unimplemented    a family or a feature we do not serve; names the key and its value.
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::filesystem::path& model_dir);
+
+// The same of a config that is in memory; `name` is for messages.
+absl::StatusOr<ModelSpec> ParseModelSpec(const nlohmann::json& config, const std::string& name);
 
 }  // namespace lynx::model

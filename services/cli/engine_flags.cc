@@ -6,18 +6,24 @@
 
 namespace lynx::cli {
 
-absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts) {
-  std::vector<int32_t> batches;
+absl::StatusOr<std::vector<int32_t>> ParseCounts(const std::string& flag,
+                                                 const std::vector<std::string>& texts,
+                                                 int32_t most) {
+  std::vector<int32_t> counts;
   for (const std::string& text : texts) {
-    int32_t batch = 0;
-    if (!absl::SimpleAtoi(text, &batch) || batch < 1 || batch > 4096) {
+    int32_t count = 0;
+    if (!absl::SimpleAtoi(text, &count) || count < 1 || count > most) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--batch: '", text, "', wanted integers in [1, 4096]"));
+          absl::StrCat(flag, ": '", text, "', wanted integers in [1, ", most, "]"));
     }
-    batches.push_back(batch);
+    counts.push_back(count);
   }
-  if (batches.empty()) return absl::InvalidArgumentError("--batch: empty list");
-  return batches;
+  if (counts.empty()) return absl::InvalidArgumentError(absl::StrCat(flag, ": empty list"));
+  return counts;
+}
+
+absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts) {
+  return ParseCounts("--batch", texts, 4096);
 }
 
 DType DTypeOf(const std::string& choice) { return choice == "f32" ? DType::kF32 : DType::kBf16; }

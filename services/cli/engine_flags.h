@@ -10,8 +10,13 @@
 // Values of flags that the commands which run an engine themselves have in common.
 namespace lynx::cli {
 
-// The values of --batch, in their order.
-//   InvalidArgument  none, or one that is not an integer in [1, 4096]; names it.
+// The values of a flag that takes a list of counts, in their order. `flag` is its name with dashes.
+//   InvalidArgument  none, or one that is not an integer in [1, most]; names it.
+absl::StatusOr<std::vector<int32_t>> ParseCounts(const std::string& flag,
+                                                 const std::vector<std::string>& texts,
+                                                 int32_t most);
+
+// The values of --batch: up to 4096.
 absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts);
 
 // "f32" or "bf16", as the flags' choices are.

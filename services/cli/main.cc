@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/config/flag_set.h"
-#include "services/cli/bench.h"
+#include "services/cli/bench/bench.h"
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
 #include "services/cli/plan.h"

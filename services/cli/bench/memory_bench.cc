@@ -1,0 +1,78 @@
+#include "services/cli/bench/memory_bench.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/config/flag_set.h"
+#include "kernels/core/cpu_limit.h"
+#include "kernels/core/thread_team.h"
+#include "services/cli/bench/bench_report.h"
+#include "services/cli/bench/memory_need.h"
+#include "services/cli/bench/quantile.h"
+#include "services/cli/bench/read_bandwidth.h"
+
+namespace lynx::cli {
+namespace {
+
+struct MemoryBenchConfig {
+  std::string mode = "memory";
+  int64_t read_buffer = 0;
+  int32_t passes = 15;
+  int32_t threads = 0;
+  bool json = false;
+};
+
+absl::Status Run(const MemoryBenchConfig& config, std::ostream& out) {
+  const int32_t threads = config.threads > 0 ? config.threads : kernels::UsableCpus();
+  const int64_t bytes =
+      config.read_buffer > 0 ? config.read_buffer : DefaultReadBuffer(AvailableMemory());
+  kernels::ThreadTeam team(threads);
+  LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<ReadBandwidth> bandwidth,
+                        ReadBandwidth::Create(bytes, team));
+  std::vector<double> passes;
+  for (int32_t i = 0; i < config.passes; ++i) passes.push_back(bandwidth->Measure());
+  BenchReport report{.mode = "memory",
+                     .threads = threads,
+                     .read_buffer_bytes = bytes,
+                     .bandwidth_gb_s = Quantile(passes, 0.5) / 1e9};
+  report.notes.push_back(
+      absl::StrFormat("of %d passes the slowest read %.2f, the fastest %.2f GB/s", config.passes,
+                      Quantile(passes, 0) / 1e9, Quantile(passes, 1) / 1e9));
+  config.json ? PrintJson(report, out) : PrintTable(report, out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunMemoryBench(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  MemoryBenchConfig config;
+  config::FlagSet flags("lynx bench memory",
+                        "Measures how fast this machine's threads read memory that no cache "
+                        "holds.");
+  flags.SetOutput(&out);
+  flags.AddPositional("mode", &config.mode, "memory");
+  flags.AddBytes("read-buffer", &config.read_buffer, {0},
+                 "What is read; 0: 2 GiB, or half of the free memory if that is less");
+  flags.AddInt("passes", &config.passes, {1, 10000}, "Times that the buffer is read");
+  flags.AddInt("threads", &config.threads, {0, 1024}, "Threads; 0: as many as the process may use");
+  flags.AddBool("json", &config.json, "Print JSON");
+  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
+  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
+  if (!outcome.ok()) {
+    err << "lynx bench memory: " << outcome.status().message() << "\n";
+    return 2;
+  }
+  if (const absl::Status status = Run(config, out); !status.ok()) {
+    err << "lynx bench memory: " << status.message() << "\n";
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace lynx::cli

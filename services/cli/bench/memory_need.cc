@@ -1,0 +1,92 @@
+#include "services/cli/bench/memory_need.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/kv/kv_layout.h"
+#include "services/cli/bench/model_shape.h"
+
+namespace lynx::cli {
+namespace {
+
+constexpr int64_t kWeightBytes = 2;
+constexpr int64_t kMinReadBuffer = int64_t{64} << 20;
+constexpr int64_t kReadBuffer = int64_t{2} << 30;
+
+}  // namespace
+
+MemoryNeed NeedOf(const model::ModelSpec& spec, const StepSizes& sizes) {
+  const kv::KvLayout layout{.layers = spec.layers,
+                            .kv_heads = spec.kv_heads,
+                            .head_dim = spec.head_dim,
+                            .dtype = sizes.kv_dtype};
+  // A row's hidden state, normed copy, queries, keys and values, attention's result and what its
+  // experts hold in between.
+  const int64_t intermediate =
+      std::max<int64_t>(spec.dense_intermediate_size,
+                        int64_t{spec.experts_per_token} * spec.expert_intermediate_size);
+  const int64_t row = int64_t{4} * spec.hidden_size +
+                      int64_t{2} * spec.head_dim * (spec.query_heads + spec.kv_heads) +
+                      2 * intermediate + spec.experts;
+  return {.weights = MatrixParameters(spec) * kWeightBytes,
+          .kv = layout.BlockBytes() * sizes.kv_blocks,
+          .steps = static_cast<int64_t>(sizeof(float)) *
+                   (sizes.rows * row + sizes.logits_rows * spec.vocab_size)};
+}
+
+absl::Status CheckFits(const MemoryNeed& need, const model::ModelSpec& spec, int64_t available) {
+  if (need.total() <= available) return absl::OkStatus();
+  std::string text = absl::StrFormat(
+      "%.1f GB of memory are needed (weights of %d layers %.1f, KV cache %.1f, buffers of a step "
+      "%.1f, read buffer %.1f), %.1f are available",
+      static_cast<double>(need.total()) / 1e9, spec.layers, static_cast<double>(need.weights) / 1e9,
+      static_cast<double>(need.kv) / 1e9, static_cast<double>(need.steps) / 1e9,
+      static_cast<double>(need.read_buffer) / 1e9, static_cast<double>(available) / 1e9);
+  const int64_t fixed =
+      need.total() - need.kv - MatrixParameters(spec) * kWeightBytes +
+      int64_t{spec.tied_embeddings ? 1 : 2} * spec.vocab_size * spec.hidden_size * kWeightBytes;
+  const int64_t kv_layer = need.kv / spec.layers;
+  int32_t layers = 0;
+  int64_t used = fixed;
+  while (layers < spec.layers) {
+    used += LayerParameters(spec, layers) * kWeightBytes + kv_layer;
+    if (used > available) break;
+    ++layers;
+  }
+  if (layers > 0) absl::StrAppend(&text, "; --layers ", layers, " would fit");
+  return absl::ResourceExhaustedError(text);
+}
+
+int64_t DefaultReadBuffer(int64_t available) {
+  return std::clamp(available / 2, kMinReadBuffer, kReadBuffer);
+}
+
+int64_t AvailableOf(std::string_view meminfo) {
+  constexpr std::string_view kKey = "MemAvailable:";
+  const size_t at = meminfo.find(kKey);
+  if (at == std::string_view::npos) return 0;
+  std::string_view rest = meminfo.substr(at + kKey.size());
+  rest = rest.substr(0, rest.find('\n'));
+  const size_t unit = rest.find("kB");
+  int64_t kib = 0;
+  if (unit == std::string_view::npos ||
+      !absl::SimpleAtoi(std::string(rest.substr(0, unit)), &kib)) {
+    return 0;
+  }
+  return kib * 1024;
+}
+
+int64_t AvailableMemory() {
+  std::ifstream file("/proc/meminfo");  // It has no size, as files of the kernel do not.
+  const std::string meminfo{std::istreambuf_iterator<char>(file), {}};
+  const int64_t available = AvailableOf(meminfo);
+  return available > 0 ? available : std::numeric_limits<int64_t>::max();
+}
+
+}  // namespace lynx::cli

@@ -1,0 +1,150 @@
+#include "services/cli/bench/model_shape.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status_macros.h"
+#include "common/model/json_file.h"
+
+namespace lynx::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMaxConfigBytes = 4 << 20;
+
+// As the models' own config.json say, without what no bench needs.
+constexpr struct {
+  std::string_view name;
+  const char* config;
+} kShapes[] = {
+    {"olmoe-1b-7b", R"({
+        "model_type": "olmoe", "vocab_size": 50304, "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000, "num_experts": 64, "num_experts_per_tok": 8,
+        "intermediate_size": 1024, "norm_topk_prob": false})"},
+    {"qwen3-30b-a3b", R"({
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "intermediate_size": 6144, "norm_topk_prob": true})"},
+    {"mixtral-8x7b", R"({
+        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5, "rope_theta": 1000000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "intermediate_size": 14336})"},
+    {"qwen2-57b-a14b", R"({
+        "model_type": "qwen2_moe", "hidden_size": 3584, "shared_expert_intermediate_size": 20480})"},
+    {"deepseek-v2-lite", R"({
+        "model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_rope_head_dim": 64})"},
+};
+
+// `config` as a Qwen3-MoE model of the same dimensions.
+absl::StatusOr<json> InServedBlock(const json& config, const std::string& name,
+                                   std::vector<std::string>& notes) {
+  const auto type = config.find("model_type");
+  if (type == config.end() || !type->is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": key 'model_type' must be a string"));
+  }
+  const auto family = type->get<std::string>();
+  if (family == "qwen3_moe") return config;
+  const auto refuse = [&](std::string_view why) {
+    return absl::UnimplementedError(absl::StrCat(name, ": ", std::string(why)));
+  };
+  if (family == "qwen2_moe") {
+    return refuse(
+        "the shared expert that every token of this family goes through has no place in the block "
+        "that runs; without it a step would read far less than the model's");
+  }
+  if (family == "deepseek_v2" || family == "deepseek_v3") {
+    return refuse(
+        "attention of this family (MLA) keeps one latent vector for each token, and its layers "
+        "have shared experts; the block that runs has neither, so its bytes would be others");
+  }
+  if (family != "olmoe" && family != "mixtral") {
+    return refuse(absl::StrCat("model_type is '", family,
+                               "'; qwen3_moe, olmoe and mixtral can be run as shapes"));
+  }
+  json served = config;
+  served["model_type"] = "qwen3_moe";
+  if (const auto width = config.find("intermediate_size"); width != config.end()) {
+    served["moe_intermediate_size"] = *width;
+  }
+  if (family == "mixtral") {
+    served["norm_topk_prob"] = true;
+    notes.push_back(
+        "runs in the Qwen3-MoE block: with a norm of each query and key head that Mixtral has not");
+  } else {
+    served.erase("clip_qkv");
+    notes.push_back(
+        "runs in the Qwen3-MoE block: queries and keys are normed head by head, not as a whole as "
+        "OLMoE does");
+  }
+  return served;
+}
+
+}  // namespace
+
+std::vector<std::string> ShapeNames() {
+  std::vector<std::string> names;
+  for (const auto& shape : kShapes) names.emplace_back(shape.name);
+  return names;
+}
+
+absl::StatusOr<ModelShape> LoadModelShape(const std::string& shape) {
+  for (const auto& known : kShapes) {
+    if (known.name == shape) return ShapeOfConfig(json::parse(known.config), shape);
+  }
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(shape, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("'", shape, "' is no file and none of ", absl::StrJoin(ShapeNames(), ", ")));
+  }
+  LYNX_ASSIGN_OR_RETURN(const json config, model::ReadJsonFile(shape, kMaxConfigBytes));
+  return ShapeOfConfig(config, shape);
+}
+
+absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& name) {
+  if (!config.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": not a JSON object"));
+  }
+  ModelShape shape{.name = name};
+  LYNX_ASSIGN_OR_RETURN(const json served, InServedBlock(config, name, shape.notes));
+  LYNX_ASSIGN_OR_RETURN(shape.spec, model::ParseModelSpec(served, name));
+  return shape;
+}
+
+void KeepLayers(int32_t layers, model::ModelSpec& spec) {
+  spec.layers = layers;
+  spec.feed_forward.resize(static_cast<size_t>(layers));
+}
+
+int64_t AttentionParameters(const model::ModelSpec& spec) {
+  return int64_t{2} * spec.hidden_size * spec.head_dim * (spec.query_heads + spec.kv_heads);
+}
+
+int64_t ExpertParameters(const model::ModelSpec& spec) {
+  return int64_t{3} * spec.hidden_size * spec.expert_intermediate_size;
+}
+
+int64_t LayerParameters(const model::ModelSpec& spec, int32_t layer) {
+  const int64_t feed_forward =
+      spec.feed_forward[static_cast<size_t>(layer)] == model::FeedForwardKind::kMoe
+          ? int64_t{spec.experts} * (ExpertParameters(spec) + spec.hidden_size)
+          : int64_t{3} * spec.hidden_size * spec.dense_intermediate_size;
+  return AttentionParameters(spec) + feed_forward;
+}
+
+int64_t MatrixParameters(const model::ModelSpec& spec) {
+  int64_t parameters = int64_t{spec.tied_embeddings ? 1 : 2} * spec.vocab_size * spec.hidden_size;
+  for (int32_t layer = 0; layer < spec.layers; ++layer) parameters += LayerParameters(spec, layer);
+  return parameters;
+}
+
+}  // namespace lynx::cli

@@ -1,0 +1,191 @@
+#include "services/cli/bench/bench.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lynx::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+Outcome Bench(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"bench"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::ostringstream out;
+  std::ostringstream err;
+  const int status = RunBench(static_cast<int>(argv.size()), argv.data(), out, err);
+  return {status, out.str(), err.str()};
+}
+
+std::vector<std::string> Small(const std::string& mode) {
+  return {mode,         "--batch=1,4", "--context=20", "--chunk=8",         "--steps=2",
+          "--rounds=2", "--threads=2", "--json",       "--read-buffer=8MiB"};
+}
+
+nlohmann::json Results(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const Outcome outcome = Bench(arguments);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return nlohmann::json::array();
+  EXPECT_GT(json["bandwidth_gb_s"], 0);
+  for (const auto& row : json["results"]) {
+    EXPECT_GT(row["tokens_per_s"], 0);
+    EXPECT_LE(row["step_ms_p50"], row["step_ms_p99"]);
+    EXPECT_GT(row["bandwidth_share"], 0);
+    EXPECT_EQ(row["streamed_share"], 1) << "kernels read what the plans say";
+  }
+  return json["results"];
+}
+
+TEST(BenchTest, MemoryMeasuresReadBandwidth) {
+  const std::vector<std::string> arguments = {"memory", "--read-buffer=8MiB", "--passes=2"};
+  EXPECT_EQ(Results(arguments, {"--json"}).size(), 0u);
+  EXPECT_THAT(Bench(arguments).out, AllOf(HasSubstr("over 8 MiB"), HasSubstr("2 passes")));
+}
+
+TEST(BenchTest, DecodeCountsTheBytesOfAStep) {
+  const auto results = Results(Small("decode"), {"--model=models/lynx-tiny-moe"});
+  ASSERT_EQ(results.size(), 2u);
+  const auto& one = results[0];
+  const auto& four = results[1];
+  EXPECT_EQ(one["batch"], 1);
+  EXPECT_EQ(one["policy"], "exact");
+  EXPECT_EQ(one["experts"], 8) << "top-8 of one row";
+  EXPECT_GT(four["experts"], 8) << "rows have their own tokens";
+  EXPECT_GT(four["bytes_per_step"], one["bytes_per_step"]);
+}
+
+TEST(BenchTest, AShapeReadsWhatItsModelWould) {
+  // Only the routing differs: made up from traces in one, from the model's router in the other. A
+  // single row has top-k experts in both.
+  const auto model = Results(Small("decode"), {"--model=models/lynx-tiny-moe"});
+  const auto shape = Results(Small("decode"), {"--shape=models/lynx-tiny-moe/config.json"});
+  ASSERT_EQ(shape.size(), 2u);
+  ASSERT_EQ(model.size(), 2u);
+  EXPECT_EQ(shape[0]["bytes_per_step"], model[0]["bytes_per_step"]);
+}
+
+TEST(BenchTest, PoliciesTakeTurnsOnTheSameRouting) {
+  const auto results =
+      Results(Small("decode"), {"--shape=models/lynx-tiny-moe/config.json", "--layers=1",
+                                "--policy=exact,lynx:alpha=1,beta=1", "--context=40"});
+  ASSERT_EQ(results.size(), 8u);
+  for (size_t i = 0; i < 8; i += 2) {
+    const auto& exact = results[i];
+    const auto& lynx = results[i + 1];
+    EXPECT_EQ(exact["policy"], "exact");
+    EXPECT_EQ(lynx["batch"], exact["batch"]);
+    EXPECT_EQ(lynx["context"], i < 4 ? 20 : 40);
+    if (exact["batch"] == 1) {
+      EXPECT_EQ(lynx["experts"], exact["experts"]) << "a batch of one is exact";
+      EXPECT_EQ(lynx["against_exact"]["bytes"], 1);
+    } else {
+      EXPECT_LT(lynx["experts"], exact["experts"]);
+      EXPECT_LT(lynx["against_exact"]["bytes"], 1);
+    }
+    EXPECT_GT(lynx["against_exact"]["time"], 0);
+  }
+}
+
+TEST(BenchTest, PrefillCountsWholePrompts) {
+  const auto results = Results(Small("prefill"), {"--shape=models/lynx-tiny-moe/config.json"});
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_GT(results[0]["gflop_s"], 0);
+  std::vector<std::string> whole = Small("prefill");
+  std::replace(whole.begin(), whole.end(), std::string("--chunk=8"), std::string("--chunk=20"));
+  const auto at_once = Results(whole, {"--shape=models/lynx-tiny-moe/config.json"});
+  ASSERT_EQ(at_once.size(), 2u);
+  EXPECT_GT(results[0]["bytes_per_step"], at_once[0]["bytes_per_step"])
+      << "chunks of 8, 8 and 4 tokens each read the weights again";
+}
+
+TEST(BenchTest, TablesNameWhatRan) {
+  for (const std::string mode : {"decode", "prefill"}) {
+    std::vector<std::string> arguments = Small(mode);
+    std::erase(arguments, "--json");
+    arguments.push_back("--shape=models/lynx-tiny-moe/config.json");
+    const Outcome outcome = Bench(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr(mode + ", models/lynx-tiny-moe/config.json, 4 layers"),
+                                   HasSubstr("tokens/s"), HasSubstr("exact")));
+  }
+}
+
+TEST(BenchTest, BadArgumentsAreNamed) {
+  const auto fails = [](const std::vector<std::string>& arguments, int status,
+                        const std::string& text) {
+    const Outcome outcome = Bench(arguments);
+    EXPECT_EQ(outcome.status, status) << text;
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+  };
+  fails({"train"}, 2, "'train'");
+  fails({}, 2, "usage");
+  fails({"decode"}, 2, "--model and --shape");
+  fails({"decode", "--model=x", "--shape=y"}, 2, "--model and --shape");
+  fails({"decode", "--model=x", "--batch=1,0"}, 2, "'0'");
+  fails({"decode", "--model=x", "--context=none"}, 2, "--context: 'none'");
+  fails({"decode", "--model=x", "--layers=1"}, 2, "--layers");
+  fails({"decode", "--model=/nonexistent"}, 1, "/nonexistent");
+  fails({"decode", "--shape=olmo"}, 1, "olmoe-1b-7b");
+  fails({"decode", "--shape=olmoe-1b-7b", "--layers=17"}, 2, "the shape has 16");
+  fails({"decode", "--shape=olmoe-1b-7b", "--policy=best"}, 2, "'best'");
+  fails({"decode", "--model=models/lynx-tiny-moe", "--context=4000"}, 2, "the model holds 2047");
+  fails({"memory", "--passes=0"}, 2, "passes");
+  EXPECT_EQ(Bench({"--help"}).status, 0);
+  EXPECT_EQ(Bench({"decode", "--help"}).status, 0);
+}
+
+TEST(BenchTest, WhatCannotBeRunIsRefusedBeforeItIsAllocated) {
+  const Outcome outcome =
+      Bench({"decode", "--shape=mixtral-8x7b", "--batch=4096", "--context=32000"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("KV cache"), HasSubstr("are available")));
+  EXPECT_EQ(Bench({"prefill", "--shape=deepseek-v2-lite"}).status, 1);
+}
+
+TEST(BenchPlannerTest, CountsExpertsBeforeAndAfter) {
+  const Outcome outcome = Bench({"planner", "--shapes=64x8,160x6", "--batch=1,16,80", "--samples=3",
+                                 "--layer=false", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(json["rows"].size(), 6u);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row["composed"], row["experts_total"] == 160) << "only 64 were traced";
+    EXPECT_GT(row["median_us"], 0);
+    if (row["batch"] == 1) {
+      EXPECT_EQ(row["experts"], row["top_k"]);
+    } else {
+      EXPECT_LT(row["experts"], row["experts_exact"]);
+    }
+  }
+  EXPECT_THAT(Bench({"planner", "--shapes=64x8", "--batch=2", "--samples=1", "--layer=false"}).out,
+              AllOf(HasSubstr("64x8"), HasSubstr("median us")));
+}
+
+TEST(BenchPlannerTest, BadArgumentsAreNamed) {
+  EXPECT_EQ(Bench({"planner", "--shapes=64"}).status, 2);
+  EXPECT_THAT(Bench({"planner", "--shapes=64"}).err, HasSubstr("'64'"));
+  EXPECT_THAT(Bench({"planner", "--batch=0"}).err, HasSubstr("'0'"));
+  EXPECT_THAT(Bench({"planner", "--policy=best"}).err, HasSubstr("'best'"));
+  EXPECT_THAT(Bench({"planner", "--shapes=8x2", "--policy=oea:k0=3"}).err, HasSubstr("k0"));
+  EXPECT_EQ(Bench({"planner", "--traces=/nonexistent.bin"}).status, 1);
+  EXPECT_THAT(Bench({"planner", "--traces=models/router-traces/absent.bin"}).err,
+              HasSubstr("absent.json"));
+}
+
+}  // namespace
+}  // namespace lynx::cli

@@ -1,0 +1,76 @@
+#include "services/cli/bench/memory_need.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "services/cli/bench/model_shape.h"
+#include "tests/support/status_matchers.h"
+
+namespace lynx::cli {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kGb = 1'000'000'000;
+
+TEST(MemoryNeedTest, CountsWeightsAndCache) {
+  const auto shape = LoadModelShape("olmoe-1b-7b");
+  ASSERT_THAT(shape, IsOk());
+  const MemoryNeed need = NeedOf(shape->spec, {.kv_blocks = 16, .rows = 16, .logits_rows = 16});
+  EXPECT_EQ(need.weights, 2 * MatrixParameters(shape->spec));
+  EXPECT_EQ(need.kv, 16 * 16 * (128 << 10)) << "128 KiB a token";
+  EXPECT_GE(need.steps, 16 * 50304 * 4) << "logits";
+}
+
+TEST(MemoryNeedTest, WhatDoesNotFitIsRefusedWithWhatWould) {
+  const auto shape = LoadModelShape("qwen3-30b-a3b");
+  ASSERT_THAT(shape, IsOk());
+  MemoryNeed need = NeedOf(shape->spec, {.kv_blocks = 1024, .rows = 16, .logits_rows = 16});
+  need.read_buffer = 2 * kGb;
+  EXPECT_THAT(CheckFits(need, shape->spec, 100 * kGb), IsOk());
+  EXPECT_THAT(CheckFits(need, shape->spec, 22 * kGb),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("weights of 48 layers 61.1"),
+                             HasSubstr("22.0 are available"), HasSubstr("--layers 14 would fit"))));
+  EXPECT_THAT(CheckFits(need, shape->spec, 1 * kGb),
+              StatusIs(absl::StatusCode::kResourceExhausted, Not(HasSubstr("would fit"))));
+}
+
+TEST(MemoryNeedTest, TheLayersItNamesFit) {
+  auto shape = LoadModelShape("qwen3-30b-a3b");
+  ASSERT_THAT(shape, IsOk());
+  const StepSizes sizes{.kv_blocks = 1024, .rows = 16, .logits_rows = 16};
+  const std::string error(CheckFits(NeedOf(shape->spec, sizes), shape->spec, 22 * kGb).message());
+  const size_t at = error.find("--layers ");
+  ASSERT_NE(at, std::string::npos);
+  const int32_t layers = std::stoi(error.substr(at + 9));
+  KeepLayers(layers, shape->spec);
+  EXPECT_THAT(CheckFits(NeedOf(shape->spec, sizes), shape->spec, 22 * kGb), IsOk());
+  shape = LoadModelShape("qwen3-30b-a3b");
+  KeepLayers(layers + 1, shape->spec);
+  EXPECT_THAT(CheckFits(NeedOf(shape->spec, sizes), shape->spec, 22 * kGb), Not(IsOk()));
+}
+
+TEST(MemoryNeedTest, ReadsWhatTheSystemSays) {
+  EXPECT_EQ(AvailableOf("MemTotal:  24 kB\nMemFree: 3 kB\nMemAvailable:   20 kB\nX: 1 kB\n"),
+            20 * 1024);
+  EXPECT_EQ(AvailableOf("MemTotal: 24 kB\n"), 0);
+  EXPECT_EQ(AvailableOf("MemAvailable: many kB\n"), 0);
+  EXPECT_EQ(AvailableOf(""), 0);
+  EXPECT_GT(AvailableMemory(), 0);
+  EXPECT_LT(AvailableMemory(), int64_t{1} << 50);
+}
+
+TEST(MemoryNeedTest, TheReadBufferGivesWayToLittleMemory) {
+  EXPECT_EQ(DefaultReadBuffer(int64_t{64} << 30), int64_t{2} << 30);
+  EXPECT_EQ(DefaultReadBuffer(int64_t{1} << 30), int64_t{512} << 20);
+  EXPECT_EQ(DefaultReadBuffer(0), int64_t{64} << 20);
+}
+
+}  // namespace
+}  // namespace lynx::cli

@@ -1,0 +1,103 @@
+#include "services/cli/bench/model_shape.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace lynx::cli {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// Billions of parameters, all and those that one token goes through.
+struct Published {
+  double total;
+  double active;
+};
+
+double ActiveParameters(const model::ModelSpec& spec) {
+  const int64_t idle = int64_t{spec.experts - spec.experts_per_token} * ExpertParameters(spec);
+  return static_cast<double>(MatrixParameters(spec) - spec.layers * idle) / 1e9;
+}
+
+void ExpectParameters(const std::string& name, const Published& published) {
+  const auto shape = LoadModelShape(name);
+  ASSERT_THAT(shape, IsOk());
+  EXPECT_NEAR(static_cast<double>(MatrixParameters(shape->spec)) / 1e9, published.total, 0.01)
+      << name;
+  EXPECT_NEAR(ActiveParameters(shape->spec), published.active, 0.05) << name;
+}
+
+TEST(ModelShapeTest, ShapesHaveThePublishedNumberOfParameters) {
+  ExpectParameters("olmoe-1b-7b", {.total = 6.92, .active = 1.28});
+  ExpectParameters("qwen3-30b-a3b", {.total = 30.53, .active = 3.35});
+  ExpectParameters("mixtral-8x7b", {.total = 46.70, .active = 12.88});
+}
+
+TEST(ModelShapeTest, GatesAreThoseOfTheModels) {
+  EXPECT_EQ(LoadModelShape("olmoe-1b-7b")->spec.gate.rule, moe::Gate::Rule::kKeepMass);
+  EXPECT_EQ(LoadModelShape("mixtral-8x7b")->spec.gate.rule, moe::Gate::Rule::kRenormalise);
+}
+
+TEST(ModelShapeTest, ModelsWhoseBytesTheBlockCannotReadAreRefusedWithTheReason) {
+  EXPECT_THAT(LoadModelShape("qwen2-57b-a14b"),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("qwen2-57b-a14b"), HasSubstr("shared expert"))));
+  EXPECT_THAT(LoadModelShape("deepseek-v2-lite"),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("deepseek-v2-lite"), HasSubstr("MLA"))));
+}
+
+TEST(ModelShapeTest, EveryNameIsKnown) {
+  for (const std::string& name : ShapeNames()) {
+    EXPECT_THAT(LoadModelShape(name), Not(StatusIs(absl::StatusCode::kNotFound)));
+  }
+  EXPECT_THAT(
+      LoadModelShape("olmo"),
+      StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("'olmo'"), HasSubstr("olmoe-1b-7b"))));
+}
+
+TEST(ModelShapeTest, WhatDiffersFromTheModelIsNoted) {
+  EXPECT_THAT(LoadModelShape("olmoe-1b-7b")->notes, Not(IsEmpty()));
+  EXPECT_THAT(LoadModelShape("mixtral-8x7b")->notes, Not(IsEmpty()));
+  EXPECT_THAT(LoadModelShape("qwen3-30b-a3b")->notes, IsEmpty());
+}
+
+TEST(ModelShapeTest, ConfigsOfFilesAreRead) {
+  const auto shape = LoadModelShape("models/lynx-tiny-moe/config.json");
+  ASSERT_THAT(shape, IsOk());
+  EXPECT_EQ(shape->spec.layers, 4);
+  testing::TempDir dir;
+  dir.Write("c.json", R"({"model_type":"gpt2"})");
+  EXPECT_THAT(
+      LoadModelShape((dir.path() / "c.json").string()),
+      StatusIs(absl::StatusCode::kUnimplemented, AllOf(HasSubstr("c.json"), HasSubstr("'gpt2'"))));
+  dir.Write("c.json", R"({"model_type":"mixtral"})");
+  EXPECT_THAT(LoadModelShape((dir.path() / "c.json").string()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("vocab_size")));
+  dir.Write("c.json", "[]");
+  EXPECT_THAT(LoadModelShape((dir.path() / "c.json").string()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a JSON object")));
+}
+
+TEST(ModelShapeTest, FewerLayersKeepTheirKinds) {
+  auto shape = LoadModelShape("qwen3-30b-a3b");
+  ASSERT_THAT(shape, IsOk());
+  const int64_t layer = LayerParameters(shape->spec, 0);
+  const int64_t all = MatrixParameters(shape->spec);
+  KeepLayers(2, shape->spec);
+  EXPECT_EQ(shape->spec.feed_forward.size(), 2u);
+  EXPECT_EQ(MatrixParameters(shape->spec), all - 46 * layer);
+}
+
+}  // namespace
+}  // namespace lynx::cli
