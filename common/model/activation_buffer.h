@@ -15,10 +15,8 @@ class ActivationBuffer {
   // dtype: kF32 or kBf16
   ActivationBuffer(int64_t max_rows, int64_t width, DType dtype);
 
-  // Copies `rows` rows of float32, `from_stride` elements apart. For bf16 they must be bf16 values.
-  void Take(const float* from, int64_t rows, int64_t from_stride);
-
-  const void* data() const { return lines_.data(); }
+  // [max_rows, width], rows stride() elements apart. What follows a row stays zero.
+  void* data() { return lines_.data(); }
   int64_t stride() const { return stride_; }  // Elements between rows.
   DType dtype() const { return dtype_; }
 
@@ -27,7 +25,6 @@ class ActivationBuffer {
     std::byte bytes[64];
   };
 
-  const int64_t width_;
   const int64_t stride_;
   const DType dtype_;
   std::vector<Line> lines_;

@@ -22,15 +22,13 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
       positions_(positions),
       rope_(kernels::MakeRopeTable(positions, spec.head_dim, spec.rope_theta)),
       x_(max_rows, spec.hidden_size, compute_dtype),
-      attended_x_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
+      attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
   const auto rows = static_cast<size_t>(max_rows);
   const auto q_width = static_cast<size_t>(spec.query_heads) * static_cast<size_t>(spec.head_dim);
   const auto kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
-  normed_.resize(rows * static_cast<size_t>(spec.hidden_size));
   q_.resize(rows * q_width);
   k_.resize(rows * kv_width);
   v_.resize(rows * kv_width);
-  attended_.resize(rows * q_width);
 }
 
 absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlaces& places,
@@ -43,15 +41,14 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
 
   LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
                                          .gain = weights.input_norm.data(),
-                                         .y = normed_.data(),
+                                         .y = x_.data(),
                                          .rows = rows,
                                          .hidden = hidden_size,
                                          .x_stride = hidden_size,
-                                         .y_stride = hidden_size,
+                                         .y_stride = x_.stride(),
                                          .epsilon = spec_.rms_norm_epsilon,
-                                         .round_bf16 = round_bf16_},
+                                         .y_dtype = x_.dtype()},
                                         ctx));
-  x_.Take(normed_.data(), rows, hidden_size);
   auto projection = [&](const kernels::Matrix& w, std::vector<float>& y) {
     return kernels::GemmArgs{.x = x_.data(),
                              .w = w,
@@ -112,20 +109,19 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
        .kv_heads = spec_.kv_heads,
        .head_dim = head_dim,
        .q_stride = q_width,
-       .y_stride = q_width,
+       .y_stride = attended_.stride(),
        .block_stride_bytes = kv.block_stride_bytes(),
        .kv_dtype = kv.layout().dtype,
-       .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))),
-       .round_bf16 = round_bf16_},
+       .compute_dtype = attended_.dtype(),
+       .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))},
       ctx));
-  attended_x_.Take(attended_.data(), rows, q_width);
-  return kernels::Gemm({.x = attended_x_.data(),
+  return kernels::Gemm({.x = attended_.data(),
                         .w = weights.o,
                         .y = hidden,
                         .rows = rows,
-                        .x_stride = attended_x_.stride(),
+                        .x_stride = attended_.stride(),
                         .y_stride = hidden_size,
-                        .x_dtype = attended_x_.dtype(),
+                        .x_dtype = attended_.dtype(),
                         .accumulate = true},
                        ctx);
 }

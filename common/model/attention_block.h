@@ -40,13 +40,11 @@ class AttentionBlock {
   const bool round_bf16_;
   const int64_t positions_;
   const kernels::RopeTable rope_;
-  std::vector<float> normed_;    // [max_rows, hidden]
-  ActivationBuffer x_;           // [max_rows, hidden]
-  ActivationBuffer attended_x_;  // [max_rows, query_heads, head_dim]
-  std::vector<float> q_;         // [max_rows, query_heads, head_dim]
-  std::vector<float> k_;         // [max_rows, kv_heads, head_dim]
-  std::vector<float> v_;         // [max_rows, kv_heads, head_dim]
-  std::vector<float> attended_;  // [max_rows, query_heads, head_dim]
+  ActivationBuffer x_;         // [max_rows, hidden]
+  ActivationBuffer attended_;  // [max_rows, query_heads, head_dim]
+  std::vector<float> q_;       // [max_rows, query_heads, head_dim]
+  std::vector<float> k_;       // [max_rows, kv_heads, head_dim]
+  std::vector<float> v_;       // [max_rows, kv_heads, head_dim]
 };
 
 }  // namespace lynx::model

@@ -29,7 +29,7 @@ namespace lynx::model {
 namespace {
 
 // Raised with every change that may change a bit of any result.
-constexpr int kNumericsRevision = 2;
+constexpr int kNumericsRevision = 3;
 
 class CpuModelRunner : public ModelRunner {
  public:
@@ -42,7 +42,6 @@ class CpuModelRunner : public ModelRunner {
         max_rows_(options.max_step_rows),
         max_logits_(options.max_step_logits),
         max_positions_(MaxPositions(options, spec_)),
-        round_bf16_(options.compute_dtype == DType::kBf16),
         remap_mixed_steps_(options.remap_mixed_steps),
         team_(std::move(team)),
         ctx_{.backend = kernels::Backend::kCpu,
@@ -102,7 +101,6 @@ class CpuModelRunner : public ModelRunner {
   const int64_t max_rows_;
   const int64_t max_logits_;
   const int64_t max_positions_;
-  const bool round_bf16_;
   const bool remap_mixed_steps_;
   const std::unique_ptr<kernels::ThreadTeam> team_;
   std::atomic<int64_t> streamed_bytes_{0};  // Of matrices, in the current step.
@@ -236,16 +234,15 @@ absl::Status CpuModelRunner::ComputeLogits() {
   const auto rows = static_cast<int64_t>(wanted_.size());
   LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = final_.data(),
                                          .gain = weights_.final_norm.data(),
-                                         .y = final_.data(),
+                                         .y = normed_.data(),
                                          .rows = rows,
                                          .hidden = hidden,
                                          .x_stride = hidden,
-                                         .y_stride = hidden,
+                                         .y_stride = normed_.stride(),
                                          .epsilon = spec_.rms_norm_epsilon,
-                                         .round_bf16 = round_bf16_},
+                                         .y_dtype = normed_.dtype()},
                                         ctx_));
   stats_.weight_bytes_read += weights_.head_bytes;
-  normed_.Take(final_.data(), rows, hidden);
   return kernels::Gemm({.x = normed_.data(),
                         .w = weights_.head,
                         .y = logits_.data(),

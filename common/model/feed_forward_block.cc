@@ -14,7 +14,6 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DTyp
                                    RouterOverride* router_override)
     : spec_(spec),
       router_override_(router_override),
-      normed_(static_cast<size_t>(max_rows * spec.hidden_size)),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
       planner_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
@@ -34,15 +33,14 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
   const int64_t hidden_size = spec_.hidden_size;
   LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
                                          .gain = weights.input_norm.data(),
-                                         .y = normed_.data(),
+                                         .y = x_.data(),
                                          .rows = rows,
                                          .hidden = hidden_size,
                                          .x_stride = hidden_size,
-                                         .y_stride = hidden_size,
+                                         .y_stride = x_.stride(),
                                          .epsilon = spec_.rms_norm_epsilon,
-                                         .round_bf16 = x_.dtype() == DType::kBf16},
+                                         .y_dtype = x_.dtype()},
                                         ctx));
-  x_.Take(normed_.data(), rows, hidden_size);
   kernels::ExpertFfnArgs args{.x = x_.data(),
                               .experts = weights.experts.data(),
                               .ids = dense_ids_.data(),

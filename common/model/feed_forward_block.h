@@ -37,7 +37,6 @@ class FeedForwardBlock {
  private:
   const ModelSpec& spec_;  // Outlives this.
   RouterOverride* const router_override_;
-  std::vector<float> normed_;         // [max_rows, hidden]
   ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;

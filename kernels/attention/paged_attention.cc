@@ -1,6 +1,8 @@
 #include "kernels/attention/paged_attention.h"
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -9,7 +11,16 @@
 namespace lynx::kernels {
 namespace {
 
-constexpr int64_t kRowsPerItem = 8;
+// Of KV: a few microseconds of streaming, so that handing an item over costs little.
+constexpr int64_t kMinItemBytes = 256 << 10;
+// Enough for the last of them to end at about the same time.
+constexpr int64_t kItemsPerThread = 8;
+
+struct WorkItem {
+  const AttentionTile* tile;
+  AttentionItem part;
+  AttentionSums* sums;  // Null where the item is all that its tile needs.
+};
 
 absl::Status Validate(const PagedAttentionArgs& args) {
   const int64_t width = args.heads * args.head_dim;
@@ -24,6 +35,9 @@ absl::Status Validate(const PagedAttentionArgs& args) {
   if (args.kv_dtype == DType::kF16) {
     return absl::InvalidArgumentError("PagedAttention: KV must be f32 or bf16");
   }
+  if (args.compute_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("PagedAttention: compute dtype must be f32 or bf16");
+  }
   for (int64_t r = 0; r < args.row_count; ++r) {
     if (args.rows[r].position < 0) {
       return absl::InvalidArgumentError(
@@ -31,6 +45,89 @@ absl::Status Validate(const PagedAttentionArgs& args) {
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
+  const int64_t group = args.heads / args.kv_heads;
+  std::vector<AttentionTile> tiles;
+  for (int64_t begin = 0, end = 0; begin < args.row_count; begin = end) {
+    while (end < args.row_count && args.rows[end].blocks == args.rows[begin].blocks) ++end;
+    const int64_t queries = (end - begin) * group;
+    for (int64_t first = 0; first < queries; first += kTileQueries) {
+      const int64_t last = std::min(first + kTileQueries, queries) - 1;
+      int32_t position = 0;
+      for (int64_t i = first / group; i <= last / group; ++i) {
+        position = std::max(position, args.rows[begin + i].position);
+      }
+      tiles.push_back({.row = begin + first / group,
+                       .first = first % group,
+                       .queries = static_cast<int32_t>(last - first + 1),
+                       .splits = position / kSplitTokens + 1});
+    }
+  }
+  return tiles;
+}
+
+Isa IsaFor(const PagedAttentionArgs& args, const ExecContext& ctx) {
+  const bool bf16_products = args.compute_dtype == DType::kBf16 && args.kv_dtype == DType::kBf16 &&
+                             args.head_dim % 32 == 0;
+  return bf16_products ? ctx.isa : std::min(ctx.isa, Isa::kAvx512);
+}
+
+// The sequence is split where whole KV heads of a tile would be too few and too long for the
+// threads to share.
+void RunItems(const PagedAttentionArgs& args, const ExecContext& ctx) {
+  const std::vector<AttentionTile> tiles = MakeTiles(args);
+  const int64_t split_bytes =
+      2 * kSplitTokens * args.head_dim * static_cast<int64_t>(SizeOf(args.kv_dtype));
+  int64_t splits = 0;
+  for (const AttentionTile& tile : tiles) splits += tile.splits;
+  const int64_t threads = ctx.team == nullptr ? 1 : ctx.team->threads();
+  const int64_t item_splits = std::max({int64_t{1}, kMinItemBytes / split_bytes,
+                                        splits * args.kv_heads / (threads * kItemsPerThread)});
+  auto is_cut = [&](const AttentionTile& tile) {
+    return threads > 1 && tile.splits >= 2 * item_splits;
+  };
+  int64_t sums_count = 0;
+  for (const AttentionTile& tile : tiles) {
+    if (is_cut(tile)) sums_count += args.kv_heads * tile.splits * tile.queries;
+  }
+  // Not a vector, which would write it all first.
+  const std::unique_ptr<AttentionSums[]> all_sums(
+      sums_count > 0 ? new AttentionSums[static_cast<size_t>(sums_count)] : nullptr);
+  AttentionSums* sums = all_sums.get();
+  std::vector<WorkItem> items;
+  std::vector<WorkItem> merges;
+  for (const AttentionTile& tile : tiles) {
+    if (!is_cut(tile)) {
+      const int64_t heads = std::max<int64_t>(1, item_splits / tile.splits);
+      for (int64_t head = 0; head < args.kv_heads; head += heads) {
+        const int64_t end = std::min(head + heads, args.kv_heads);
+        items.push_back({&tile, {head, end, 0, tile.splits}, nullptr});
+      }
+      continue;
+    }
+    const auto step = static_cast<int32_t>(item_splits);
+    for (int64_t head = 0; head < args.kv_heads; ++head) {
+      for (int32_t split = 0; split < tile.splits; split += step) {
+        const int32_t end = std::min(split + step, tile.splits);
+        items.push_back({&tile, {head, head + 1, split, end}, sums});
+      }
+      merges.push_back({&tile, {head, head + 1, 0, tile.splits}, sums});
+      sums += tile.splits * tile.queries;
+    }
+  }
+  const Isa isa = IsaFor(args, ctx);
+  const auto body = internal::PagedAttentionItemFor(isa);
+  const auto merge = internal::PagedAttentionMergeFor(isa);
+  ForEach(ctx, static_cast<int64_t>(items.size()), [&](int64_t i) {
+    const WorkItem& item = items[static_cast<size_t>(i)];
+    body(args, *item.tile, item.part, item.sums);
+  });
+  ForEach(ctx, static_cast<int64_t>(merges.size()), [&](int64_t i) {
+    const WorkItem& item = merges[static_cast<size_t>(i)];
+    merge(args, *item.tile, item.part.head_begin, item.sums);
+  });
 }
 
 }  // namespace
@@ -42,17 +139,9 @@ absl::Status PagedAttention(const PagedAttentionArgs& args, const ExecContext& c
     case Backend::kReference:
       internal::PagedAttentionReference(args);
       break;
-    case Backend::kCpu: {
-      const auto body = internal::PagedAttentionRowsFor(ctx.isa);
-      const int64_t chunks = (args.row_count + kRowsPerItem - 1) / kRowsPerItem;
-      // Later rows of a prompt attend to more: they go first, so that no thread ends alone on one.
-      ForEach(ctx, chunks * args.kv_heads, [&](int64_t i) {
-        const int64_t chunk = chunks - 1 - i / args.kv_heads;
-        body(args, chunk * kRowsPerItem, std::min(args.row_count, (chunk + 1) * kRowsPerItem),
-             i % args.kv_heads);
-      });
+    case Backend::kCpu:
+      RunItems(args, ctx);
       break;
-    }
   }
   return absl::OkStatus();
 }

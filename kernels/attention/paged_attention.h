@@ -6,13 +6,15 @@
 
 namespace lynx::kernels {
 
-// y overlaps nothing else. KV after a row's position is never read, so it may hold anything.
+// y overlaps nothing else. KV after a row's position never counts, so it may hold anything.
 //
-// Numerics: scores, softmax and sums in float32, walked block by block in the order of absolute
-// positions with a running maximum. A row's bits depend on its q, its position and the values of
-// its KV: not on block ids, on other rows, or on whether those are prompt or generated tokens.
-// Without rounding kCpu agrees with kReference to within 1e-5 of the largest |V| for unit-variance
-// inputs. NaN or Inf in a row or its KV stays with the rows that attend to it.
+// Numerics: scores, softmax and sums in float32, in splits of 256 tokens at fixed positions which are
+// merged in order. A row's bits depend on its q, its position and the values of its KV: not on block
+// ids, on other rows, on threads, or on whether rows are prompt or generated tokens. For
+// unit-variance inputs kCpu agrees with kReference to within 1e-5 of the largest |V|; with bf16
+// compute to within 1e-2, as y is rounded, and where KV is bf16, too, and the instruction set has
+// products of such numbers, so are q and the softmax weights. NaN or Inf in a row or its KV stays
+// with the rows that attend to it.
 //
 //   InvalidArgument  args breaks a bound above; y is untouched.
 //   Unavailable      this machine cannot run ctx.

@@ -27,17 +27,17 @@ struct PagedAttentionArgs {
   const float* q = nullptr;            // [rows, heads, head_dim], rows q_stride elements apart
   const AttentionRow* rows = nullptr;  // [row_count]
   const std::byte* kv = nullptr;       // Block b begins at kv + b * block_stride_bytes.
-  float* y = nullptr;                  // [rows, heads, head_dim], rows y_stride elements apart
+  void* y = nullptr;                   // [rows, heads, head_dim] of compute_dtype
   int64_t row_count = 0;               // >= 0; 0 is a no-op
   int64_t heads = 0;                   // > 0, a multiple of kv_heads
   int64_t kv_heads = 0;                // > 0
   int64_t head_dim = 0;                // (0, kMaxHeadDim]
   int64_t q_stride = 0;                // >= heads * head_dim
-  int64_t y_stride = 0;                // >= heads * head_dim
+  int64_t y_stride = 0;                // >= heads * head_dim, elements between rows of y
   int64_t block_stride_bytes = 0;      // > 0
   DType kv_dtype = DType::kBf16;       // kF32 or kBf16
+  DType compute_dtype = DType::kF32;   // kF32 or kBf16
   float scale = 1.0f;
-  bool round_bf16 = false;  // Round y to bf16 values.
 };
 
 }  // namespace lynx::kernels

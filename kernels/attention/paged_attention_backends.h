@@ -3,10 +3,52 @@
 #include "kernels/attention/paged_attention_args.h"
 #include "kernels/core/isa.h"
 
-namespace lynx::kernels::internal {
-void PagedAttentionReference(const PagedAttentionArgs& args);
-}  // namespace lynx::kernels::internal
+namespace lynx::kernels {
 
-// Rows [begin, end), the query heads of one KV head.
-LYNX_KERNEL_BODY(void, PagedAttentionRows, const PagedAttentionArgs& args, int64_t begin,
-                 int64_t end, int64_t kv_head)
+// A sequence's tokens are taken in splits that begin at fixed positions. The sums of a split are
+// made from nothing, and splits are merged in order: so the bits of a row are the same whoever
+// computes which split.
+inline constexpr int kSplitTokens = 256;
+inline constexpr int kSplitBlocks = kSplitTokens / kAttentionBlockTokens;
+
+// Queries of one KV head that share every token they load.
+inline constexpr int kTileQueries = 32;
+
+// Consecutive queries of consecutive rows that name the same blocks. With `group` query heads to a
+// KV head, query i of the tile is head (first + i) % group of row `row` + (first + i) / group.
+struct AttentionTile {
+  int64_t row = 0;
+  int64_t first = 0;
+  int32_t queries = 0;  // [1, kTileQueries]
+  int32_t splits = 0;   // Those that any of its queries attends to.
+};
+
+// What a query has of some tokens: the softmax-weighted mean of V is sum / (the lanes of total).
+struct alignas(64) AttentionSums {
+  float sum[kMaxHeadDim];  // [head_dim]
+  float total[16];         // Of the weights; lane i has tokens i, i + 16, ...
+  float largest;           // Of the scores; the weights are e^(score - largest).
+};
+
+// KV heads and splits of one tile.
+struct AttentionItem {
+  int64_t head_begin = 0;
+  int64_t head_end = 0;
+  int32_t split_begin = 0;
+  int32_t split_end = 0;
+};
+
+namespace internal {
+void PagedAttentionReference(const PagedAttentionArgs& args);
+}  // namespace internal
+}  // namespace lynx::kernels
+
+// The bodies with bf16 products take bf16 KV, bf16 compute and a head_dim that is a multiple of 32.
+//
+// Writes y where `sums` is null: the item then holds all splits of the tile. Else writes the sums
+// of each split of its one KV head to sums[split * queries + query].
+LYNX_BF16_KERNEL_BODY(void, PagedAttentionItem, const PagedAttentionArgs& args,
+                      const AttentionTile& tile, const AttentionItem& item, AttentionSums* sums)
+// Writes y of one KV head of a tile from the sums of all its splits, which it spoils.
+LYNX_BF16_KERNEL_BODY(void, PagedAttentionMerge, const PagedAttentionArgs& args,
+                      const AttentionTile& tile, int64_t kv_head, AttentionSums* sums)

@@ -1,210 +1,254 @@
 #include "kernels/attention/paged_attention_backends.h"
 #include "kernels/core/simd.h"
-#include "kernels/gemm/dot_tile.h"
+
+#if defined(__AMX_BF16__)
+#include "kernels/attention/products_amx.h"
+#elif defined(__AVX512BF16__)
+#include "kernels/attention/products_bf16.h"
+#else
+#include "kernels/attention/products_fma.h"
+#endif
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 namespace {
 
-static_assert(kAttentionBlockTokens == kLanes, "one lane per token of a block");
-
-constexpr int kMaxVectors = static_cast<int>(kMaxHeadDim / kLanes);
-
-// Softmax and weighted sum of one query over the blocks seen so far.
 struct Query {
-  const float* q = nullptr;
-  float* y = nullptr;
-  int32_t position = 0;
-  float largest = 0;
-  F32x16 total;             // Lane i: tokens i, i + 16, ...
-  F32x16 sum[kMaxVectors];  // [head_dim]
+  int64_t row;
+  int64_t head;  // Within the query heads of a KV head.
+  int32_t position;
 };
 
-template <typename T>
-struct Block {
-  const T* k;  // [16, head_dim]
-  const T* v;  // [16, head_dim]
-};
-
-template <typename T>
-Block<T> BlockAt(const PagedAttentionArgs& args, int32_t block, int64_t kv_head) {
-  const auto* base = reinterpret_cast<const T*>(args.kv + block * args.block_stride_bytes);
-  const int64_t head = kAttentionBlockTokens * args.head_dim;
-  return {base + kv_head * head, base + (args.kv_heads + kv_head) * head};
-}
-
-// Vectors of V that AddValues takes at once: enough independent sums to hide the latency of one.
-#if defined(__AVX512F__)
-constexpr int kValueVectors = 4;
-#else
-constexpr int kValueVectors = 2;
-#endif
-
-// sum[d .. d + D) = sum * decay + weighted V of the first `tokens` tokens, for N queries.
-template <int N, int D, typename T>
-inline void AddValues(int64_t head_dim, const T* v, int tokens, const float (*weights)[kLanes],
-                      const F32x16* decay, Query* const* query, int64_t d) {
-  F32x16 sum[N][D];
-#pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < D; ++j) sum[i][j] = Mul(query[i]->sum[d + j], decay[i]);
-  }
-  for (int t = 0; t < tokens; ++t) {
-    F32x16 value[D];
-#pragma GCC unroll 16
-    for (int j = 0; j < D; ++j) value[j] = Load(v + t * head_dim + (d + j) * kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) {
-      const F32x16 weight = Set1(weights[i][t]);
-#pragma GCC unroll 16
-      for (int j = 0; j < D; ++j) sum[i][j] = MulAdd(weight, value[j], sum[i][j]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < D; ++j) query[i]->sum[d + j] = sum[i][j];
-  }
-}
-
-// Folds the first `tokens` tokens of a block into N queries. Each query sees the same operations
-// whatever N is.
-template <int N, typename T>
-void Absorb(const PagedAttentionArgs& args, const Block<T>& block, int tokens,
-            Query* const* query) {
-  const float* q[N];
-  for (int i = 0; i < N; ++i) q[i] = query[i]->q;
-  float scores[N][kLanes];
-  for (int t = 0; t < tokens; t += kTileColumns) {
-    const int columns = tokens - t < kTileColumns ? tokens - t : kTileColumns;
-    float tile[N * kTileColumns];
-    DotTileAny(q, N, block.k + t * args.head_dim, columns, args.head_dim, tile);
-    for (int i = 0; i < N; ++i) {
-      for (int c = 0; c < columns; ++c) {
-        scores[i][t + c] = tile[i * kTileColumns + c] * args.scale;
-      }
-    }
-  }
-  float weights[N][kLanes];
-  F32x16 decay[N];
-  for (int i = 0; i < N; ++i) {
-    for (int t = tokens; t < kLanes; ++t) scores[i][t] = -__builtin_inff();
-    const F32x16 score = Load(scores[i]);
-    const float block_largest = ReduceMax(score);
-    const float largest = block_largest > query[i]->largest ? block_largest : query[i]->largest;
-    decay[i] = Exp(Set1(query[i]->largest - largest));
-    const F32x16 weight = Exp(Sub(score, Set1(largest)));
-    Store(weights[i], weight);
-    query[i]->total = MulAdd(query[i]->total, decay[i], weight);
-    query[i]->largest = largest;
-  }
-  const int64_t whole = args.head_dim / kLanes;
-  int64_t d = 0;
-  for (; d + kValueVectors <= whole; d += kValueVectors) {
-    AddValues<N, kValueVectors>(args.head_dim, block.v, tokens, weights, decay, query, d);
-  }
-  for (; d < whole; ++d) AddValues<N, 1>(args.head_dim, block.v, tokens, weights, decay, query, d);
-  if (const int64_t tail = args.head_dim % kLanes; tail > 0) {
-    for (int i = 0; i < N; ++i) {
-      F32x16 sum = Mul(query[i]->sum[d], decay[i]);
-      for (int t = 0; t < tokens; ++t) {
-        const F32x16 value = LoadPartial(block.v + t * args.head_dim + d * kLanes, tail);
-        sum = MulAdd(Set1(weights[i][t]), value, sum);
-      }
-      query[i]->sum[d] = sum;
-    }
-  }
-}
-
-void Finish(const PagedAttentionArgs& args, const Query& query) {
-  const F32x16 total = Set1(ReduceAdd(query.total));
-  for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-    F32x16 y = Div(query.sum[d / kLanes], total);
-    if (args.round_bf16) y = RoundBf16(y);
-    if (args.head_dim - d >= kLanes) {
-      Store(query.y + d, y);
-    } else {
-      StorePartial(query.y + d, y, args.head_dim - d);
-    }
-  }
-}
-
-template <typename T>
-void AbsorbWhole(const PagedAttentionArgs& args, const Block<T>& block, int count,
-                 Query* const* query) {
-  if (count == 1) return Absorb<1>(args, block, kLanes, query);
-  if (count == 2) return Absorb<2>(args, block, kLanes, query);
-  if constexpr (kTileRows >= 3) {
-    if (count == 3) return Absorb<3>(args, block, kLanes, query);
-    return Absorb<4>(args, block, kLanes, query);
-  }
-}
-
-// Up to kTileRows queries of one sequence.
-template <typename T>
-void Attend(const PagedAttentionArgs& args, const int32_t* blocks, int64_t kv_head, Query* queries,
-            int count) {
-  int32_t first = queries[0].position, last = first;
-  for (int i = 0; i < count; ++i) {
-    const int32_t position = queries[i].position;
-    first = position < first ? position : first;
-    last = position > last ? position : last;
-    queries[i].largest = -__builtin_inff();
-    queries[i].total = Zero();
-    for (int64_t d = 0; d * kLanes < args.head_dim; ++d) queries[i].sum[d] = Zero();
-  }
-  Query* all[kTileRows];
-  for (int i = 0; i < count; ++i) all[i] = &queries[i];
-  for (int32_t begin = 0; begin <= last; begin += kLanes) {
-    const Block<T> block = BlockAt<T>(args, blocks[begin / kLanes], kv_head);
-    // Queries share a block only where each attends to all of it: a token that one of them must not
-    // see never enters its sums, not even with weight zero.
-    if (begin + kLanes <= first + 1) {
-      AbsorbWhole(args, block, count, all);
-      continue;
-    }
-    for (int i = 0; i < count; ++i) {
-      const int32_t left = queries[i].position + 1 - begin;
-      if (left > 0) Absorb<1>(args, block, left < kLanes ? left : kLanes, &all[i]);
-    }
-  }
-  for (int i = 0; i < count; ++i) Finish(args, queries[i]);
-}
-
-template <typename T>
-void Rows(const PagedAttentionArgs& args, int64_t begin, int64_t end, int64_t kv_head) {
+Query QueryAt(const PagedAttentionArgs& args, const AttentionTile& tile, int i) {
   const int64_t group = args.heads / args.kv_heads;
-  Query queries[kTileRows];
-  int count = 0;
-  const int32_t* blocks = nullptr;
-  for (int64_t r = begin; r < end; ++r) {
-    const AttentionRow& row = args.rows[r];
-    if (count > 0 && row.blocks != blocks) {
-      Attend<T>(args, blocks, kv_head, queries, count);
-      count = 0;
+  const int64_t row = tile.row + (tile.first + i) / group;
+  return {.row = row, .head = (tile.first + i) % group, .position = args.rows[row].position};
+}
+
+// Tokens of a split that a query attends to.
+int Visible(int32_t position, int32_t split) {
+  const int32_t left = position + 1 - split * kSplitTokens;
+  return left < 0 ? 0 : left < kSplitTokens ? left : kSplitTokens;
+}
+
+int BlocksOf(int tokens) { return (tokens + kLanes - 1) / kLanes; }
+
+template <typename T>
+SplitKv<T> Locate(const PagedAttentionArgs& args, const AttentionTile& tile, int64_t kv_head,
+                  int32_t split, int tokens) {
+  SplitKv<T> kv;
+  kv.blocks = BlocksOf(tokens);
+  const int64_t head = kAttentionBlockTokens * args.head_dim;
+  for (int b = 0; b < kv.blocks; ++b) {
+    const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + b];
+    const auto* base = reinterpret_cast<const T*>(args.kv + block * args.block_stride_bytes);
+    kv.k[b] = base + kv_head * head;
+    kv.v[b] = base + (args.kv_heads + kv_head) * head;
+  }
+  return kv;
+}
+
+// Whether V of tokens [begin, end) holds neither NaN nor Inf.
+template <typename T>
+bool FiniteValues(const SplitKv<T>& kv, int begin, int end, int64_t head_dim) {
+  F32x16 zero = Zero();
+  for (int t = begin; t < end; ++t) {
+    const T* v = kv.v[t / kLanes] + t % kLanes * head_dim;
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) zero = MulAdd(Load(v + d), Zero(), zero);
+    if (d < head_dim) zero = MulAdd(LoadPartial(v + d, head_dim - d), Zero(), zero);
+  }
+  return ReduceAdd(zero) == 0;
+}
+
+// From the scores of `visible` tokens to their weights, and zeros for the other tokens of `blocks`
+// rounded up to even: bf16 products walk two blocks at a time.
+template <typename Weight>
+void Weigh(float* scores, float scale, int visible, int blocks, Weight* weights,
+           AttentionSums* sums) {
+  const int seen = BlocksOf(visible);
+  F32x16 largest = Set1(-__builtin_inff());
+  for (int b = 0; b < seen; ++b) {
+    F32x16 score = Mul(Load(scores + b * kLanes), Set1(scale));
+    Store(scores + b * kLanes, score);
+    if ((b + 1) * kLanes > visible) {
+      for (int t = visible; t < (b + 1) * kLanes; ++t) scores[t] = -__builtin_inff();
+      score = Load(scores + b * kLanes);
     }
-    blocks = row.blocks;
-    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      queries[count].q = args.q + r * args.q_stride + h * args.head_dim;
-      queries[count].y = args.y + r * args.y_stride + h * args.head_dim;
-      queries[count].position = row.position;
-      if (++count == kTileRows) {
-        Attend<T>(args, blocks, kv_head, queries, count);
-        count = 0;
-      }
+    largest = Max(largest, score);
+  }
+  sums->largest = ReduceMax(largest);
+  F32x16 total = Zero();
+  for (int b = 0; b < seen; ++b) {
+    const F32x16 score = Load(scores + b * kLanes);
+    total = Add(total, StoreWeight(weights + b * kLanes, Exp(Sub(score, Set1(sums->largest)))));
+  }
+  Store(sums->total, total);
+  for (int b = seen; b < (blocks + 1) / 2 * 2; ++b) StoreWeight(weights + b * kLanes, Zero());
+}
+
+// Adds the sums of the tokens that follow.
+void Merge(AttentionSums* sums, const AttentionSums& next, int64_t head_dim) {
+  const float largest = next.largest > sums->largest ? next.largest : sums->largest;
+  const F32x16 decay = Exp(Set1(sums->largest - largest));
+  const F32x16 weight = Exp(Set1(next.largest - largest));
+  auto merge = [&](float* to, const float* from) {
+    Store(to, MulAdd(Load(to), decay, Mul(Load(from), weight)));
+  };
+  for (int64_t d = 0; d < head_dim; d += kLanes) merge(sums->sum + d, next.sum + d);
+  merge(sums->total, next.total);
+  sums->largest = largest;
+}
+
+inline F32x16 Rounded(const float*, F32x16 a) { return a; }
+inline F32x16 Rounded(const Bf16*, F32x16 a) { return RoundBf16(a); }
+
+template <typename Out>
+void FinishTo(Out* y, const AttentionSums& sums, int64_t head_dim) {
+  const F32x16 total = Set1(ReduceAdd(Load(sums.total)));
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const F32x16 mean = Rounded(y, Div(Load(sums.sum + d), total));
+    if (head_dim - d >= kLanes) {
+      Store(y + d, mean);
+    } else {
+      StorePartial(y + d, mean, head_dim - d);
     }
   }
-  if (count > 0) Attend<T>(args, blocks, kv_head, queries, count);
 }
+
+void Finish(const PagedAttentionArgs& args, const Query& query, int64_t kv_head,
+            const AttentionSums& sums) {
+  const int64_t head = kv_head * (args.heads / args.kv_heads) + query.head;
+  const int64_t place = query.row * args.y_stride + head * args.head_dim;
+  if (args.compute_dtype == DType::kBf16) {
+    FinishTo(static_cast<Bf16*>(args.y) + place, sums, args.head_dim);
+  } else {
+    FinishTo(static_cast<float*>(args.y) + place, sums, args.head_dim);
+  }
+}
+
+template <typename Products>
+class ItemRun {
+ public:
+  ItemRun(const PagedAttentionArgs& args, const AttentionTile& tile, const AttentionItem& item)
+      : args_(args), tile_(tile), item_(item), products_(args.head_dim) {
+    for (int i = 0; i < tile.queries; ++i) queries_[i] = QueryAt(args, tile, i);
+  }
+
+  void Run(AttentionSums* sums) {
+    SplitKv<Kv> kv = LocateSplit(item_.head_begin, item_.split_begin);
+    for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
+      const int64_t first_head = head * (args_.heads / args_.kv_heads);
+      for (int i = 0; i < tile_.queries; ++i) {
+        const Query& query = queries_[i];
+        q_[i] = args_.q + query.row * args_.q_stride + (first_head + query.head) * args_.head_dim;
+      }
+      products_.SetQueries(q_, tile_.queries);
+      for (int32_t split = item_.split_begin; split < item_.split_end; ++split) {
+        SplitKv<Kv> next;
+        if (split + 1 < item_.split_end) {
+          next = LocateSplit(head, split + 1);
+        } else if (head + 1 < item_.head_end) {
+          next = LocateSplit(head + 1, item_.split_begin);
+        }
+        if (sums != nullptr) {
+          SumSplit(kv, split, next, sums + split * tile_.queries);
+        } else if (split == 0) {
+          SumSplit(kv, split, next, sums_);
+        } else {
+          SumSplit(kv, split, next, split_sums_);
+          for (int i = 0; i < tile_.queries; ++i) {
+            if (Visible(queries_[i].position, split) > 0) {
+              Merge(&sums_[i], split_sums_[i], args_.head_dim);
+            }
+          }
+        }
+        kv = next;
+      }
+      if (sums != nullptr) continue;
+      for (int i = 0; i < tile_.queries; ++i) Finish(args_, queries_[i], head, sums_[i]);
+    }
+  }
+
+ private:
+  using Kv = typename Products::Kv;
+  using Weight = typename Products::Weight;
+
+  SplitKv<Kv> LocateSplit(int64_t head, int32_t split) const {
+    int most = 0;
+    for (int i = 0; i < tile_.queries; ++i) {
+      const int visible = Visible(queries_[i].position, split);
+      most = visible > most ? visible : most;
+    }
+    return Locate<Kv>(args_, tile_, head, split, most);
+  }
+
+  void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next,
+                AttentionSums* sums) {
+    int visible[kTileQueries];
+    int fewest = kSplitTokens, most = 0;
+    for (int i = 0; i < tile_.queries; ++i) {
+      visible[i] = Visible(queries_[i].position, split);
+      fewest = visible[i] < fewest ? visible[i] : fewest;
+      most = visible[i] > most ? visible[i] : most;
+    }
+    // A token that one query attends to and another must not see takes part with weight zero, which
+    // changes nothing unless its V is no number.
+    if (FiniteValues(kv, fewest, most, args_.head_dim)) {
+      SumQueries(kv, visible, 0, tile_.queries, most, next, sums);
+      return;
+    }
+    for (int i = 0; i < tile_.queries; ++i) {
+      products_.SetQueries(q_ + i, 1);
+      SumQueries(kv, visible, i, 1, visible[i], {}, sums);
+    }
+    products_.SetQueries(q_, tile_.queries);
+  }
+
+  // Of queries [begin, begin + count), which are those of products_.
+  void SumQueries(const SplitKv<Kv>& kv, const int* visible, int begin, int count, int tokens,
+                  const SplitKv<Kv>& next, AttentionSums* sums) {
+    products_.Scores(kv, scores_);
+    for (int i = 0; i < count; ++i) {
+      Weigh(scores_[i], args_.scale, visible[begin + i], kv.blocks, weights_[i], &sums[begin + i]);
+    }
+    products_.Values(kv, tokens, weights_, next, sums + begin);
+  }
+
+  const PagedAttentionArgs& args_;
+  const AttentionTile& tile_;
+  const AttentionItem& item_;
+  Query queries_[kTileQueries];
+  const float* q_[kTileQueries];
+  Products products_;
+  alignas(64) float scores_[kTileQueries][kSplitTokens];
+  alignas(64) Weight weights_[kTileQueries][kSplitTokens];
+  AttentionSums sums_[kTileQueries];
+  AttentionSums split_sums_[kTileQueries];
+};
 
 }  // namespace
 
-void PagedAttentionRows(const PagedAttentionArgs& args, int64_t begin, int64_t end,
-                        int64_t kv_head) {
+void PagedAttentionItem(const PagedAttentionArgs& args, const AttentionTile& tile,
+                        const AttentionItem& item, AttentionSums* sums) {
+#if defined(__AVX512BF16__)
+  ItemRun<Bf16Products>(args, tile, item).Run(sums);
+#else
   if (args.kv_dtype == DType::kF32) {
-    Rows<float>(args, begin, end, kv_head);
+    ItemRun<FmaProducts<float> >(args, tile, item).Run(sums);
   } else {
-    Rows<Bf16>(args, begin, end, kv_head);
+    ItemRun<FmaProducts<Bf16> >(args, tile, item).Run(sums);
+  }
+#endif
+}
+
+void PagedAttentionMerge(const PagedAttentionArgs& args, const AttentionTile& tile, int64_t kv_head,
+                         AttentionSums* sums) {
+  for (int i = 0; i < tile.queries; ++i) {
+    const Query query = QueryAt(args, tile, i);
+    for (int32_t split = 1; Visible(query.position, split) > 0; ++split) {
+      Merge(&sums[i], sums[split * tile.queries + i], args.head_dim);
+    }
+    Finish(args, query, kv_head, sums[i]);
   }
 }
 

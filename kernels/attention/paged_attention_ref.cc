@@ -45,7 +45,12 @@ void PagedAttentionReference(const PagedAttentionArgs& args) {
           sum += scores[static_cast<size_t>(t)] * Element(args, row, t, true, g, d);
         }
         const float y = static_cast<float>(sum / total);
-        args.y[r * args.y_stride + h * args.head_dim + d] = args.round_bf16 ? RoundToBf16(y) : y;
+        const int64_t at = r * args.y_stride + h * args.head_dim + d;
+        if (args.compute_dtype == DType::kBf16) {
+          static_cast<uint16_t*>(args.y)[at] = F32ToBf16(y);
+        } else {
+          static_cast<float*>(args.y)[at] = y;
+        }
       }
     }
   }

@@ -21,6 +21,9 @@ absl::Status Validate(const RmsNormArgs& args) {
   if (!(args.epsilon > 0)) {
     return absl::InvalidArgumentError(absl::StrCat("RmsNorm: epsilon ", args.epsilon));
   }
+  if (args.y_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("RmsNorm: y must be f32 or bf16");
+  }
   return absl::OkStatus();
 }
 

@@ -6,8 +6,8 @@
 
 namespace lynx::kernels {
 
-// y may be x itself with equal strides (in place); any other overlap of x or gain with y is
-// undefined. Memory between rows is not written.
+// A y of f32 may be x itself with equal strides (in place); any other overlap of x or gain with y
+// is undefined. Memory between rows is not written.
 //
 // Numerics: without rounding kCpu agrees with kReference to within ReductionTolerance(hidden)
 // (tests/support/tolerance.h). A row's bits depend on that row alone. NaN or Inf in a row stays in

@@ -86,6 +86,28 @@ inline std::vector<std::byte> Encode(const std::vector<float>& values, DType dty
   return bytes;
 }
 
+// The values of elements as a file holds them.
+inline std::vector<float> Decode(const std::vector<std::byte>& bytes, DType dtype) {
+  std::vector<float> values(bytes.size() / SizeOf(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t half;
+    switch (dtype) {
+      case DType::kF32:
+        std::memcpy(&values[i], &bytes[i * 4], 4);
+        break;
+      case DType::kBf16:
+        std::memcpy(&half, &bytes[i * 2], 2);
+        values[i] = kernels::Bf16ToF32(half);
+        break;
+      case DType::kF16:
+        std::memcpy(&half, &bytes[i * 2], 2);
+        values[i] = kernels::F16ToF32(half);
+        break;
+    }
+  }
+  return values;
+}
+
 inline std::vector<uint32_t> BitsOf(const std::vector<float>& values) {
   std::vector<uint32_t> bits(values.size());
   std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));

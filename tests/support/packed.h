@@ -103,26 +103,4 @@ class ActivationRows {
   AlignedBytes bytes_;
 };
 
-// The values of elements as a file holds them.
-inline std::vector<float> Decode(const std::vector<std::byte>& bytes, DType dtype) {
-  std::vector<float> values(bytes.size() / SizeOf(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint16_t half;
-    switch (dtype) {
-      case DType::kF32:
-        std::memcpy(&values[i], &bytes[i * 4], 4);
-        break;
-      case DType::kBf16:
-        std::memcpy(&half, &bytes[i * 2], 2);
-        values[i] = kernels::Bf16ToF32(half);
-        break;
-      case DType::kF16:
-        std::memcpy(&half, &bytes[i * 2], 2);
-        values[i] = kernels::F16ToF32(half);
-        break;
-    }
-  }
-  return values;
-}
-
 }  // namespace lynx::testing

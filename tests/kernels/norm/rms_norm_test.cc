@@ -14,6 +14,8 @@ namespace {
 using ::lynx::testing::AllContexts;
 using ::lynx::testing::BitsOf;
 using ::lynx::testing::ContextParamName;
+using ::lynx::testing::Decode;
+using ::lynx::testing::Encode;
 using ::lynx::testing::kCanary;
 using ::lynx::testing::KernelTest;
 using ::lynx::testing::RandomNormal;
@@ -54,6 +56,25 @@ TEST_P(RmsNormTest, RoundsBeforeAndAfterTheGain) {
   const auto y = Normalise({1, 1}, {1.01171875f, 1}, 1, 2, GetParam(), false, /*round=*/true);
   EXPECT_EQ(y[0], 1.015625f);
   EXPECT_EQ(y[1], 1.0f);
+}
+
+TEST_P(RmsNormTest, WritesBf16AsItRounds) {
+  const size_t rows = 3, hidden = 37, stride = 40;
+  const auto x = WithGaps(RandomNormal(rows * hidden, 19), rows, hidden, stride);
+  const auto gain = RandomNormal(hidden, 23);
+  const auto rounded = Normalise(x, gain, rows, stride, GetParam(), false, /*round=*/true);
+  std::vector<std::byte> y = Encode(std::vector<float>(x.size(), kCanary), DType::kBf16);
+  const absl::Status status = RmsNorm({.x = x.data(),
+                                       .gain = gain.data(),
+                                       .y = y.data(),
+                                       .rows = rows,
+                                       .hidden = hidden,
+                                       .x_stride = stride,
+                                       .y_stride = stride,
+                                       .y_dtype = DType::kBf16},
+                                      GetParam());
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Decode(y, DType::kBf16), testing::RoundedToBf16(rounded));
 }
 
 // Sizes around one vector and around several, real model widths, and a width that is odd

@@ -1,0 +1,142 @@
+#pragma once
+
+// For the bodies of PagedAttention only: bf16 products by vdpbf16ps.
+
+#include "kernels/attention/pack_values.h"
+
+namespace lynx::kernels::LYNX_KERNEL_ISA {
+
+// Each result is one chain of additions: a score takes pairs of dimensions in sixteen lanes which
+// fold at the end, a sum takes the tokens two by two.
+class Bf16Products {
+ public:
+  using Kv = Bf16;
+  using Weight = Bf16;
+
+  explicit Bf16Products(int64_t head_dim) : head_dim_(head_dim) {}
+
+  // q: [count] of [head_dim].
+  void SetQueries(const float* const* q, int count) {
+    count_ = count;
+    for (int i = 0; i < count; ++i) {
+      for (int64_t d = 0; d < head_dim_; d += kLanes) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(q_[i] + d), RoundedQuery(q[i] + d));
+      }
+    }
+  }
+
+  // scores[i][t] = q[i] . K[t] for the tokens of all blocks of `kv`.
+  void Scores(const SplitKv<Bf16>& kv, float (*scores)[kSplitTokens]) const {
+    ForGroups([&]<int N>(int i) {
+      for (int b = 0; b < kv.blocks; ++b) {
+        for (int t = 0; t < kAttentionBlockTokens; t += kColumns) {
+          if (i == 0) Prefetch(kv.v[b] + t * head_dim_, kColumns * head_dim_);
+          ScoreTile<N>(i, kv.k[b] + t * head_dim_, scores, b * kLanes + t);
+        }
+      }
+    });
+  }
+
+  // sums[i].sum = sum over t < tokens of weights[i][t] * V[t].
+  void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
+              const SplitKv<Bf16>& next, AttentionSums* sums) {
+    PackValues(kv, tokens, head_dim_, next, &values_);
+    ForGroups([&]<int N>(int i) {
+      int64_t d = 0;
+      for (; d + 2 * kDepth <= head_dim_; d += 2 * kDepth) {
+        ValueTile<N, 2>(d, DepthSteps(tokens), weights + i, sums + i);
+      }
+      if (d < head_dim_) ValueTile<N, 1>(d, DepthSteps(tokens), weights + i, sums + i);
+    });
+  }
+
+ private:
+  // Queries and tokens of a tile of scores: what the registers hold.
+  static constexpr int kRows = 4;
+  static constexpr int kColumns = 4;
+
+  // fn<N>(i) for queries [i, i + N), kRows at a time.
+  template <typename Fn>
+  void ForGroups(const Fn& fn) const {
+    int i = 0;
+    for (; i + kRows <= count_; i += kRows) fn.template operator()<kRows>(i);
+    if (count_ - i == 3) return fn.template operator()<3>(i);
+    if (count_ - i == 2) return fn.template operator()<2>(i);
+    if (count_ - i == 1) fn.template operator()<1>(i);
+  }
+
+  static __m512bh LoadPairs(const Bf16* p) {
+    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
+  }
+
+  template <int N>
+  void ScoreTile(int i, const Bf16* k, float (*scores)[kSplitTokens], int t) const {
+    __m512 sum[N][kColumns];
+#pragma GCC unroll 16
+    for (int r = 0; r < N; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < kColumns; ++c) sum[r][c] = _mm512_setzero_ps();
+    }
+    for (int64_t d = 0; d < head_dim_; d += kDepth) {
+      __m512bh column[kColumns];
+#pragma GCC unroll 16
+      for (int c = 0; c < kColumns; ++c) column[c] = LoadPairs(k + c * head_dim_ + d);
+#pragma GCC unroll 16
+      for (int r = 0; r < N; ++r) {
+        const __m512bh row = LoadPairs(q_[i + r] + d);
+#pragma GCC unroll 16
+        for (int c = 0; c < kColumns; ++c) {
+          sum[r][c] = _mm512_dpbf16_ps(sum[r][c], row, column[c]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < N; ++r) {
+      ReduceAdd4({sum[r][0]}, {sum[r][1]}, {sum[r][2]}, {sum[r][3]}, scores[i + r] + t);
+    }
+  }
+
+  // D times 32 dimensions from d on.
+  template <int N, int D>
+  void ValueTile(int64_t d, int steps, const Bf16 (*weights)[kSplitTokens],
+                 AttentionSums* sums) const {
+    __m512 sum[N][2 * D];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < 2 * D; ++j) sum[i][j] = _mm512_setzero_ps();
+    }
+    for (int s = 0; s < steps; ++s) {
+      for (int pair = 0; pair < kLanes; ++pair) {
+        __m512bh weight[N];
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+          int32_t bits;
+          __builtin_memcpy(&bits, weights[i] + s * kDepth + 2 * pair, sizeof(bits));
+          weight[i] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < 2 * D; ++j) {
+          const __m512bh value =
+              LoadPairs(values_.data[d / kDepth + j / 2][s] + (j % 2 * kLanes + pair) * kPairRow);
+#pragma GCC unroll 16
+          for (int i = 0; i < N; ++i) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], weight[i], value);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < D; ++j) {
+        Unshuffle({sum[i][2 * j]}, {sum[i][2 * j + 1]}, sums[i].sum + d + j * kDepth);
+      }
+    }
+  }
+
+  const int64_t head_dim_;
+  int count_ = 0;
+  alignas(64) Bf16 q_[kTileQueries][kMaxHeadDim];
+  PackedValues values_;
+};
+
+}  // namespace lynx::kernels::LYNX_KERNEL_ISA
