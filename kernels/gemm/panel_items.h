@@ -45,17 +45,17 @@ void RunItem(const ExecContext& ctx, const Activations& x, const Matrix& w, int6
   const int64_t begin = item * per_item;
   const int64_t end = std::min(Panels(w), begin + per_item);
   const auto product = PanelProductFor(ctx.isa, x.dtype, w.dtype);
+  const auto* matrix_end = static_cast<const std::byte*>(w.data) + Panels(w) * panel_bytes;
   alignas(64) float out[kProductRows * kPanelRows];
   for (int64_t row = 0; row < x.rows; row += kProductRows) {
     const int64_t rows = std::min(kProductRows, x.rows - row);
     for (int64_t panel = begin; panel < end; ++panel) {
       const auto* weights = static_cast<const std::byte*>(w.data) + panel * panel_bytes;
-      // Later blocks of rows find all panels of the item in cache.
-      const bool fetch = row == 0 && panel + 1 < Panels(w);
       product({.x = static_cast<const std::byte*>(x.data) +
                     row * x.stride * static_cast<int64_t>(SizeOf(x.dtype)),
                .panel = weights,
-               .next = fetch ? weights + panel_bytes : nullptr,
+               // Later blocks of rows find all panels of the item in cache.
+               .stream_end = row == 0 ? matrix_end : nullptr,
                .out = out,
                .rows = rows,
                .in = w.in,

@@ -21,10 +21,12 @@ struct PanelProductArgs {
   const void* x = nullptr;      // [rows, in] of x_dtype, rows x_stride elements apart. bf16 rows
                                 // are continued by zeros up to a multiple of kPanelDepth.
   const void* panel = nullptr;  // One panel of a Matrix.
-  const void* next = nullptr;   // The panel that is read next, to be fetched into cache; or null.
-  float* out = nullptr;         // [rows, kPanelRows], contiguous, 64-byte aligned
-  int64_t rows = 0;             // [1, kProductRows]
-  int64_t in = 0;               // > 0
+  // Where the memory ends that is read after the panel, to be fetched in time. Null: the panel is
+  // in cache already.
+  const void* stream_end = nullptr;
+  float* out = nullptr;  // [rows, kPanelRows], contiguous, 64-byte aligned
+  int64_t rows = 0;      // [1, kProductRows]
+  int64_t in = 0;        // > 0
   int64_t x_stride = 0;
   DType x_dtype = DType::kF32;  // kF32 or kBf16
   DType panel_dtype = DType::kF32;

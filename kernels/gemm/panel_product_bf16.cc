@@ -39,7 +39,7 @@ void Shape(int rows) {
 // Adds `blocks` blocks of depth to the sums of up to kTileRows rows.
 template <bool kBoth>
 void Turn(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, bool first,
-          Prefetch* next, float* out) {
+          Prefetch* ahead, float* out) {
   constexpr int64_t kOutStride = kPanelRows * sizeof(float);
   const int64_t x_bytes = x_stride * static_cast<int64_t>(sizeof(Bf16));
   float* below = out + kTile * kPanelRows;
@@ -59,7 +59,7 @@ void Turn(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, bo
     }
   }
   for (int64_t b = 0; b < blocks; ++b, x += kPanelDepth, panel += kBlock) {
-    next->Step();
+    ahead->Step();
     LoadTile<6>(panel, 64);
     LoadTile<4>(x, x_bytes);
     DotTiles<0, 4, 6>();
@@ -84,13 +84,13 @@ void Turn(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, bo
 constexpr int kTileRows = 8;
 
 template <int R>
-void Tile(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, Prefetch* next,
+void Tile(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, Prefetch* ahead,
           float* out) {
   F32x16 sum[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Zero();
   for (int64_t b = 0; b < blocks; ++b, x += kPanelDepth, panel += kBlock) {
-    next->Step();
+    ahead->Step();
     for (int64_t i = 0; i < kPanelDepth; i += 2) {
       const Bf16Pairs first = LoadBf16Pairs(panel + i * kLanes);
       const Bf16Pairs second = LoadBf16Pairs(panel + kHalf + i * kLanes);
@@ -111,9 +111,9 @@ void Tile(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, Pr
 
 template <int R>
 void TileOfRows(int rows, const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks,
-                Prefetch* next, float* out) {
-  if (rows == R) return Tile<R>(x, x_stride, panel, blocks, next, out);
-  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, blocks, next, out);
+                Prefetch* ahead, float* out) {
+  if (rows == R) return Tile<R>(x, x_stride, panel, blocks, ahead, out);
+  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, blocks, ahead, out);
 }
 
 #endif
@@ -125,9 +125,11 @@ void PanelProduct(const internal::PanelProductArgs& args) {
   const auto* panel = static_cast<const Bf16*>(args.panel);
   const int64_t blocks = Blocks(args);
   const int64_t tiles = (args.rows + kTileRows - 1) / kTileRows;
-  Prefetch next(args.next, blocks * kBlock * static_cast<int64_t>(sizeof(Bf16)), tiles * blocks);
+  const int64_t bytes = blocks * kBlock * static_cast<int64_t>(sizeof(Bf16));
 #if defined(__AMX_BF16__)
   const int64_t turn = tiles == 1 ? blocks : kTurn;
+  constexpr int64_t kTurnBytes = kTurn * kBlock * static_cast<int64_t>(sizeof(Bf16));
+  Prefetch ahead(args.panel, bytes, tiles * blocks, kTurnBytes, args.stream_end);
   int shaped_rows = 0;
   for (int64_t b = 0; b < blocks; b += turn) {
     const int64_t depth = blocks - b < turn ? blocks - b : turn;
@@ -137,14 +139,15 @@ void PanelProduct(const internal::PanelProductArgs& args) {
       shaped_rows = rows;
       const auto body = rows > kTile ? &Turn<true> : &Turn<false>;
       body(x + r * args.x_stride + b * kPanelDepth, args.x_stride, panel + b * kBlock, depth,
-           b == 0, &next, args.out + r * kPanelRows);
+           b == 0, &ahead, args.out + r * kPanelRows);
     }
   }
   ReleaseTiles();
 #else
+  Prefetch ahead(args.panel, bytes, tiles * blocks, AheadBytes(bytes, tiles), args.stream_end);
   for (int64_t r = 0; r < args.rows; r += kTileRows) {
     const int rows = static_cast<int>(args.rows - r < kTileRows ? args.rows - r : kTileRows);
-    TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, blocks, &next,
+    TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, blocks, &ahead,
                           args.out + r * kPanelRows);
   }
 #endif

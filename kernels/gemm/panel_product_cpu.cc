@@ -50,7 +50,7 @@ inline F32x16 LoadLastWeights(const W* block, int64_t i, int v) {
 // R rows and V vectors of outputs from v on. One accumulator per product, walked from input 0 on.
 // All loops over a tile are unrolled, which is what keeps the accumulators in registers.
 template <int R, int V, typename X, typename W>
-void Tile(const X* x, int64_t x_stride, const W* panel, int64_t in, int v, Prefetch* next,
+void Tile(const X* x, int64_t x_stride, const W* panel, int64_t in, int v, Prefetch* ahead,
           float* out) {
   F32x16 sum[R][V];
 #pragma GCC unroll 16
@@ -59,7 +59,7 @@ void Tile(const X* x, int64_t x_stride, const W* panel, int64_t in, int v, Prefe
     for (int j = 0; j < V; ++j) sum[r][j] = Zero();
   }
   for (int64_t begin = 0; begin < in; begin += kPanelDepth) {
-    next->Step();
+    ahead->Step();
     const W* block = panel + begin * kPanelRows;
     const int64_t depth = in - begin < kPanelDepth ? in - begin : kPanelDepth;
     int64_t i = 0;
@@ -97,9 +97,9 @@ void Tile(const X* x, int64_t x_stride, const W* panel, int64_t in, int v, Prefe
 
 template <int R, typename X, typename W>
 void TileOfRows(int rows, const X* x, int64_t x_stride, const W* panel, int64_t in, int v,
-                Prefetch* next, float* out) {
-  if (rows == R) return Tile<R, kTileVectors>(x, x_stride, panel, in, v, next, out);
-  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, in, v, next, out);
+                Prefetch* ahead, float* out) {
+  if (rows == R) return Tile<R, kTileVectors>(x, x_stride, panel, in, v, ahead, out);
+  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, in, v, ahead, out);
 }
 
 template <typename X, typename W>
@@ -109,12 +109,12 @@ void Product(const internal::PanelProductArgs& args) {
   const auto* panel = static_cast<const W*>(args.panel);
   const int64_t tiles = (args.rows + kTileRows - 1) / kTileRows * (kVectors / kTileVectors);
   const int64_t blocks = (args.in + kPanelDepth - 1) / kPanelDepth;
-  Prefetch next(args.next, blocks * kPanelDepth * kPanelRows * static_cast<int64_t>(sizeof(W)),
-                tiles * blocks);
+  const int64_t bytes = blocks * kPanelDepth * kPanelRows * static_cast<int64_t>(sizeof(W));
+  Prefetch ahead(args.panel, bytes, tiles * blocks, AheadBytes(bytes, tiles), args.stream_end);
   for (int64_t r = 0; r < args.rows; r += kTileRows) {
     const int rows = static_cast<int>(args.rows - r < kTileRows ? args.rows - r : kTileRows);
     for (int v = 0; v < kVectors; v += kTileVectors) {
-      TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, args.in, v, &next,
+      TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, args.in, v, &ahead,
                             args.out + r * kPanelRows);
     }
   }
