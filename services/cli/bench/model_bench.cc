@@ -99,7 +99,12 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
                         ParsePolicies(config.policy, model::FactsOf(model.spec, model.name)));
   const int32_t batch = *std::max_element(batches.begin(), batches.end());
   const int32_t context = *std::max_element(contexts.begin(), contexts.end());
-  if (context + 1 > model.spec.max_positions) {
+  if (context >= model.spec.max_positions && !config.shape.empty()) {
+    model.notes.push_back(
+        absl::StrCat("runs beyond the ", model.spec.max_positions, " positions of the model"));
+    model.spec.max_positions = context + 1;
+  }
+  if (context >= model.spec.max_positions) {
     return absl::InvalidArgumentError(
         absl::StrCat("--context: ", context, ", the model holds ", model.spec.max_positions - 1));
   }

@@ -86,6 +86,8 @@ def measure_round(options, folder, peer, rows):
         rows.setdefault(("prefill", tokens), []).append(
             (ours["step_ms_p50"] / 1e3, None, statistics.median(seconds), ours["bandwidth_gb_s"],
              beside, ours["bytes_per_step"]))
+        show("prefill", tokens, ours["step_ms_p50"] / 1e3, statistics.median(seconds),
+             ours["bandwidth_gb_s"], beside)
     for batch in options.batch:
         beside = bandwidth(options, folder)
         seconds = peer.ask(do="decode", batch=batch, context=options.context, steps=options.steps)
@@ -93,6 +95,13 @@ def measure_round(options, folder, peer, rows):
         rows.setdefault(("decode", batch), []).append(
             (exact["step_ms_p50"] / 1e3, remapped["step_ms_p50"] / 1e3, statistics.median(seconds),
              exact["bandwidth_gb_s"], beside, exact["bytes_per_step"]))
+        show("decode", batch, exact["step_ms_p50"] / 1e3, statistics.median(seconds),
+             exact["bandwidth_gb_s"], beside)
+
+
+def show(what, size, ours, theirs, *gb):
+    print(f"{what} {size}: Lynx {ours * 1e3:.1f} ms at {gb[0]:.1f} GB/s, peer {theirs * 1e3:.1f} ms at "
+          f"{gb[1]:.1f} GB/s", file=sys.stderr)
 
 
 def print_table(name, rows, options):

@@ -113,6 +113,14 @@ TEST(BenchTest, PrefillCountsWholePrompts) {
       << "chunks of 8, 8 and 4 tokens each read the weights again";
 }
 
+TEST(BenchTest, AShapeMayBeLongerThanItsModel) {
+  const Outcome outcome =
+      Bench({"decode", "--shape=models/lynx-tiny-moe/config.json", "--batch=1", "--context=3000",
+             "--steps=1", "--rounds=1", "--threads=2", "--read-buffer=8MiB"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("note: runs beyond the 2048 positions of the model"));
+}
+
 TEST(BenchTest, TablesNameWhatRan) {
   for (const std::string mode : {"decode", "prefill"}) {
     std::vector<std::string> arguments = Small(mode);
