@@ -19,6 +19,7 @@
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "kernels/core/cpu_limit.h"
+#include "kernels/core/exec_context.h"
 #include "kernels/core/thread_team.h"
 #include "services/cli/bench/arithmetic_rate.h"
 #include "services/cli/bench/bench_report.h"
@@ -48,6 +49,7 @@ struct ModelBenchConfig {
   int32_t steps = 8;
   int32_t rounds = 5;
   int32_t threads = 0;
+  std::string isa = "auto";
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "bf16";
   int64_t read_buffer = 0;
@@ -118,6 +120,7 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   options.max_step_rows = prompts ? std::max(batch, std::min(config.chunk, context)) : batch;
   options.max_step_logits = batch;
   options.threads = threads;
+  options.isa = kernels::IsaNamed(config.isa);
   MemoryNeed need = NeedOf(model.spec, {.kv_dtype = options.kv_dtype,
                                         .kv_blocks = options.kv_blocks,
                                         .rows = options.max_step_rows,
@@ -193,6 +196,8 @@ int RunModelBench(int argc, const char* const* argv, std::ostream& out, std::ost
   flags.AddInt("steps", &config.steps, {1, 10000}, "Decode steps of a policy in a round");
   flags.AddInt("rounds", &config.rounds, {1, 1000}, "Rounds; each measures read bandwidth first");
   flags.AddInt("threads", &config.threads, {0, 1024}, "Threads; 0: as many as the process may use");
+  flags.AddChoice("isa", &config.isa, {"auto", "portable", "avx2", "avx512", "avx512bf16", "amx"},
+                  "Instruction set of the kernels; auto: the widest this machine has");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"}, "Arithmetic");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"f32", "bf16"}, "KV cache");
   flags.AddBytes("read-buffer", &config.read_buffer, {0},
