@@ -41,13 +41,16 @@ absl::StatusOr<std::vector<BenchResult>> StepBench::Decode(int32_t batch, int32_
   }
   std::vector<StepSamples> samples(policies.size());
   for (int64_t round = 0; round < options_.rounds; ++round) {
-    LYNX_ASSIGN_OR_RETURN(const MachineRates rates, MeasureMachine(batch));
     const std::mt19937 tokens = rng_;
     for (size_t i = 0; i < policies.size(); ++i) {
+      // Also leaves nothing in the caches of the same steps of the policy before.
+      LYNX_ASSIGN_OR_RETURN(const MachineRates rates, MeasureMachine(batch));
       rng_ = tokens;
       const int64_t first = round * options_.steps;
-      // A step that is not counted brings the caches to where they are in a running server.
-      LYNX_RETURN_IF_ERROR(DecodeStep(context, first, policies[i].policy, nullptr));
+      // A step that is not counted, with experts of its own, brings the caches to where they are in
+      // a running server.
+      LYNX_RETURN_IF_ERROR(
+          DecodeStep(context, first + options_.steps, policies[i].policy, nullptr));
       for (int64_t step = first; step < first + options_.steps; ++step) {
         LYNX_RETURN_IF_ERROR(DecodeStep(context, step, policies[i].policy, &samples[i]));
         samples[i].EndStep();

@@ -29,10 +29,10 @@ struct StepBenchOptions {
   bool made_up_prompts = false;
 };
 
-// Measures steps of one engine at one batch and context after the other. A round measures the
-// machine, then some steps of every policy in turn, all of a round on the same tokens and
-// routing: bandwidth moves by a factor of two within minutes on shared machines, so that only what
-// is of the same round may be compared.
+// Measures steps of one engine at one batch and context after the other. In a round every
+// policy in turn has the machine measured and then some steps, all of a round on the same tokens
+// and routing: bandwidth moves by a factor of two within minutes on shared machines, so that only
+// what is of the same round may be compared.
 //
 // Every sequence and step has its own random tokens. With shared ones all rows would take the same
 // experts, and decode would look far faster than it is.
