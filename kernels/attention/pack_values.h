@@ -3,6 +3,7 @@
 // For the bodies of PagedAttention with bf16 products only: V with its tokens in pairs.
 
 #include "kernels/attention/split_kv.h"
+#include "kernels/core/bf16_dot.h"
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 

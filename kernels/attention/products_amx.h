@@ -14,7 +14,7 @@ class Bf16Products {
   using Weight = Bf16;
 
   explicit Bf16Products(int64_t head_dim) : head_dim_(head_dim) {}
-  ~Bf16Products() { _tile_release(); }
+  ~Bf16Products() { ReleaseTiles(); }
   Bf16Products(const Bf16Products&) = delete;
   Bf16Products& operator=(const Bf16Products&) = delete;
 
@@ -25,12 +25,12 @@ class Bf16Products {
     PackQueries(q, first_, q_[0]);
     PackQueries(q + first_, second_, q_[1]);
     // Scores: 0..3 [tokens][queries] = 4, 5 [tokens][dimensions] * 6, 7 [dimension pairs][queries].
-    score_tiles_ = TileConfig();
+    score_tiles_ = TileShapes();
     for (int tile : {4, 5}) score_tiles_.Set(tile, kLanes, kDepth / 2);
     for (int tile : {0, 2, 6}) score_tiles_.Set(tile, kLanes, first_);
     for (int tile : {1, 3, 7}) score_tiles_.Set(tile, kLanes, second_);
     // Values: 0..3 [queries][dimensions] = 4, 5 [queries][tokens] * 6, 7 [token pairs][dimensions].
-    value_tiles_ = TileConfig();
+    value_tiles_ = TileShapes();
     for (int tile : {6, 7}) value_tiles_.Set(tile, kLanes, kLanes);
     for (int tile : {0, 1, 4}) value_tiles_.Set(tile, first_, kLanes);
     for (int tile : {2, 3, 5}) value_tiles_.Set(tile, second_, kLanes);
@@ -38,7 +38,7 @@ class Bf16Products {
 
   // scores[i][t] = q[i] . K[t] for the tokens of all blocks of `kv`.
   void Scores(const SplitKv<Bf16>& kv, float (*scores)[kSplitTokens]) {
-    _tile_loadconfig(&score_tiles_);
+    ConfigureTiles(score_tiles_);
     for (int b = 0; b < kv.blocks; b += 2) {
       const bool two = b + 1 < kv.blocks;
       Prefetch(kv.v[b], kAttentionBlockTokens * head_dim_);
@@ -55,7 +55,7 @@ class Bf16Products {
   void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
               const SplitKv<Bf16>& next, AttentionSums* sums) {
     PackValues(kv, tokens, head_dim_, next, &values_);
-    _tile_loadconfig(&value_tiles_);
+    ConfigureTiles(value_tiles_);
     for (int64_t d = 0; d < head_dim_; d += kDepth) {
       if (second_ == 0) {
         ValueTiles<1>(d, DepthSteps(tokens), weights, sums);
@@ -66,22 +66,6 @@ class Bf16Products {
   }
 
  private:
-  // What ldtilecfg reads.
-  struct alignas(64) TileConfig {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    // `columns` of four bytes. A tile without any is not used.
-    void Set(int tile, int row_count, int columns) {
-      if (row_count == 0 || columns == 0) return;
-      rows[tile] = static_cast<uint8_t>(row_count);
-      row_bytes[tile] = static_cast<uint16_t>(4 * columns);
-    }
-  };
-
   // [head_dim / 2][count] pairs of dimensions.
   void PackQueries(const float* const* q, int count, uint32_t* packed) const {
     for (int i = 0; i < count; ++i) {
@@ -96,42 +80,42 @@ class Bf16Products {
   template <int kBlocks, int kQueryTiles>
   void ScoreTiles(const Bf16* const* k, float (*scores)[kSplitTokens], int block) {
     const int64_t k_stride = head_dim_ * 2;
-    _tile_zero(0);
-    if constexpr (kQueryTiles == 2) _tile_zero(1);
-    if constexpr (kBlocks == 2) _tile_zero(2);
-    if constexpr (kBlocks == 2 && kQueryTiles == 2) _tile_zero(3);
+    ZeroTile<0>();
+    if constexpr (kQueryTiles == 2) ZeroTile<1>();
+    if constexpr (kBlocks == 2) ZeroTile<2>();
+    if constexpr (kBlocks == 2 && kQueryTiles == 2) ZeroTile<3>();
     for (int64_t d = 0; d < head_dim_; d += kDepth) {
-      _tile_loadd(4, k[0] + d, k_stride);
-      _tile_loadd(6, q_[0] + d / 2 * first_, first_ * 4);
-      _tile_dpbf16ps(0, 4, 6);
+      LoadTile<4>(k[0] + d, k_stride);
+      LoadTile<6>(q_[0] + d / 2 * first_, first_ * 4);
+      DotTiles<0, 4, 6>();
       if constexpr (kQueryTiles == 2) {
-        _tile_loadd(7, q_[1] + d / 2 * second_, second_ * 4);
-        _tile_dpbf16ps(1, 4, 7);
+        LoadTile<7>(q_[1] + d / 2 * second_, second_ * 4);
+        DotTiles<1, 4, 7>();
       }
       if constexpr (kBlocks == 2) {
-        _tile_loadd(5, k[1] + d, k_stride);
-        _tile_dpbf16ps(2, 5, 6);
-        if constexpr (kQueryTiles == 2) _tile_dpbf16ps(3, 5, 7);
+        LoadTile<5>(k[1] + d, k_stride);
+        DotTiles<2, 5, 6>();
+        if constexpr (kQueryTiles == 2) DotTiles<3, 5, 7>();
       }
     }
     float* to = scores[0] + block * kLanes;
     if (first_ == 1) {  // A column of scores is the row that is wanted.
-      _tile_stored(0, to, 4);
-      if constexpr (kBlocks == 2) _tile_stored(2, to + kLanes, 4);
+      StoreTile<0>(to, 4);
+      if constexpr (kBlocks == 2) StoreTile<2>(to + kLanes, 4);
     } else {
-      _tile_stored(0, tile_, kTileRow);
+      StoreTile<0>(tile_, kTileRow);
       Transpose(first_, to);
       if constexpr (kBlocks == 2) {
-        _tile_stored(2, tile_, kTileRow);
+        StoreTile<2>(tile_, kTileRow);
         Transpose(first_, to + kLanes);
       }
     }
     if constexpr (kQueryTiles == 2) {
       to += kLanes * kSplitTokens;
-      _tile_stored(1, tile_, kTileRow);
+      StoreTile<1>(tile_, kTileRow);
       Transpose(second_, to);
       if constexpr (kBlocks == 2) {
-        _tile_stored(3, tile_, kTileRow);
+        StoreTile<3>(tile_, kTileRow);
         Transpose(second_, to + kLanes);
       }
     }
@@ -175,31 +159,31 @@ class Bf16Products {
   template <int kQueryTiles>
   void ValueTiles(int64_t d, int steps, const Bf16 (*weights)[kSplitTokens], AttentionSums* sums) {
     constexpr int kWeightRow = kSplitTokens * 2;
-    _tile_zero(0);
-    _tile_zero(1);
+    ZeroTile<0>();
+    ZeroTile<1>();
     if constexpr (kQueryTiles == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
+      ZeroTile<2>();
+      ZeroTile<3>();
     }
     for (int s = 0; s < steps; ++s) {
       const Bf16* v = values_.data[d / kDepth][s];
-      _tile_loadd(4, weights[0] + s * kDepth, kWeightRow);
-      _tile_loadd(6, v, kPairRow * 2);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, v + kLanes * kPairRow, kPairRow * 2);
-      _tile_dpbf16ps(1, 4, 7);
+      LoadTile<4>(weights[0] + s * kDepth, kWeightRow);
+      LoadTile<6>(v, kPairRow * 2);
+      DotTiles<0, 4, 6>();
+      LoadTile<7>(v + kLanes * kPairRow, kPairRow * 2);
+      DotTiles<1, 4, 7>();
       if constexpr (kQueryTiles == 2) {
-        _tile_loadd(5, weights[kLanes] + s * kDepth, kWeightRow);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        LoadTile<5>(weights[kLanes] + s * kDepth, kWeightRow);
+        DotTiles<2, 5, 6>();
+        DotTiles<3, 5, 7>();
       }
     }
-    _tile_stored(0, tile_, kTileRow);
-    _tile_stored(1, high_tile_, kTileRow);
+    StoreTile<0>(tile_, kTileRow);
+    StoreTile<1>(high_tile_, kTileRow);
     StoreSums(first_, d, sums);
     if constexpr (kQueryTiles == 2) {
-      _tile_stored(2, tile_, kTileRow);
-      _tile_stored(3, high_tile_, kTileRow);
+      StoreTile<2>(tile_, kTileRow);
+      StoreTile<3>(high_tile_, kTileRow);
       StoreSums(second_, d, sums + kLanes);
     }
   }
@@ -213,8 +197,8 @@ class Bf16Products {
   const int64_t head_dim_;
   int first_ = 0;   // Queries of the first tile of sixteen,
   int second_ = 0;  // and of the second.
-  TileConfig score_tiles_;
-  TileConfig value_tiles_;
+  TileShapes score_tiles_;
+  TileShapes value_tiles_;
   alignas(64) uint32_t q_[2][kMaxHeadDim / 2 * kLanes];
   alignas(64) float tile_[kLanes][kLanes] = {};
   alignas(64) float high_tile_[kLanes][kLanes];

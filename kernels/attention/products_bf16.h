@@ -27,7 +27,7 @@ class Bf16Products {
 
   // scores[i][t] = q[i] . K[t] for the tokens of all blocks of `kv`.
   void Scores(const SplitKv<Bf16>& kv, float (*scores)[kSplitTokens]) const {
-    ForGroups([&]<int N>(int i) {
+    ForGroups<kRows>(count_, [&]<int N>(int i) {
       for (int b = 0; b < kv.blocks; ++b) {
         for (int t = 0; t < kAttentionBlockTokens; t += kColumns) {
           if (i == 0) Prefetch(kv.v[b] + t * head_dim_, kColumns * head_dim_);
@@ -41,7 +41,7 @@ class Bf16Products {
   void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
               const SplitKv<Bf16>& next, AttentionSums* sums) {
     PackValues(kv, tokens, head_dim_, next, &values_);
-    ForGroups([&]<int N>(int i) {
+    ForGroups<kRows>(count_, [&]<int N>(int i) {
       int64_t d = 0;
       for (; d + 2 * kDepth <= head_dim_; d += 2 * kDepth) {
         ValueTile<N, 2>(d, DepthSteps(tokens), weights + i, sums + i);
@@ -55,44 +55,28 @@ class Bf16Products {
   static constexpr int kRows = 4;
   static constexpr int kColumns = 4;
 
-  // fn<N>(i) for queries [i, i + N), kRows at a time.
-  template <typename Fn>
-  void ForGroups(const Fn& fn) const {
-    int i = 0;
-    for (; i + kRows <= count_; i += kRows) fn.template operator()<kRows>(i);
-    if (count_ - i == 3) return fn.template operator()<3>(i);
-    if (count_ - i == 2) return fn.template operator()<2>(i);
-    if (count_ - i == 1) fn.template operator()<1>(i);
-  }
-
-  static __m512bh LoadPairs(const Bf16* p) {
-    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
-  }
-
   template <int N>
   void ScoreTile(int i, const Bf16* k, float (*scores)[kSplitTokens], int t) const {
-    __m512 sum[N][kColumns];
+    F32x16 sum[N][kColumns];
 #pragma GCC unroll 16
     for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) sum[r][c] = _mm512_setzero_ps();
+      for (int c = 0; c < kColumns; ++c) sum[r][c] = Zero();
     }
     for (int64_t d = 0; d < head_dim_; d += kDepth) {
-      __m512bh column[kColumns];
+      Bf16Pairs column[kColumns];
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) column[c] = LoadPairs(k + c * head_dim_ + d);
+      for (int c = 0; c < kColumns; ++c) column[c] = LoadBf16Pairs(k + c * head_dim_ + d);
 #pragma GCC unroll 16
       for (int r = 0; r < N; ++r) {
-        const __m512bh row = LoadPairs(q_[i + r] + d);
+        const Bf16Pairs row = LoadBf16Pairs(q_[i + r] + d);
 #pragma GCC unroll 16
-        for (int c = 0; c < kColumns; ++c) {
-          sum[r][c] = _mm512_dpbf16_ps(sum[r][c], row, column[c]);
-        }
+        for (int c = 0; c < kColumns; ++c) sum[r][c] = DotPairs(row, column[c], sum[r][c]);
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < N; ++r) {
-      ReduceAdd4({sum[r][0]}, {sum[r][1]}, {sum[r][2]}, {sum[r][3]}, scores[i + r] + t);
+      ReduceAdd4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], scores[i + r] + t);
     }
   }
 
@@ -100,27 +84,25 @@ class Bf16Products {
   template <int N, int D>
   void ValueTile(int64_t d, int steps, const Bf16 (*weights)[kSplitTokens],
                  AttentionSums* sums) const {
-    __m512 sum[N][2 * D];
+    F32x16 sum[N][2 * D];
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
 #pragma GCC unroll 16
-      for (int j = 0; j < 2 * D; ++j) sum[i][j] = _mm512_setzero_ps();
+      for (int j = 0; j < 2 * D; ++j) sum[i][j] = Zero();
     }
     for (int s = 0; s < steps; ++s) {
       for (int pair = 0; pair < kLanes; ++pair) {
-        __m512bh weight[N];
+        Bf16Pairs weight[N];
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) {
-          int32_t bits;
-          __builtin_memcpy(&bits, weights[i] + s * kDepth + 2 * pair, sizeof(bits));
-          weight[i] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+          weight[i] = BroadcastBf16Pair(weights[i] + s * kDepth + 2 * pair);
         }
 #pragma GCC unroll 16
         for (int j = 0; j < 2 * D; ++j) {
-          const __m512bh value =
-              LoadPairs(values_.data[d / kDepth + j / 2][s] + (j % 2 * kLanes + pair) * kPairRow);
+          const Bf16Pairs value = LoadBf16Pairs(values_.data[d / kDepth + j / 2][s] +
+                                                (j % 2 * kLanes + pair) * kPairRow);
 #pragma GCC unroll 16
-          for (int i = 0; i < N; ++i) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], weight[i], value);
+          for (int i = 0; i < N; ++i) sum[i][j] = DotPairs(weight[i], value, sum[i][j]);
         }
       }
     }
@@ -128,7 +110,7 @@ class Bf16Products {
     for (int i = 0; i < N; ++i) {
 #pragma GCC unroll 16
       for (int j = 0; j < D; ++j) {
-        Unshuffle({sum[i][2 * j]}, {sum[i][2 * j + 1]}, sums[i].sum + d + j * kDepth);
+        Unshuffle(sum[i][2 * j], sum[i][2 * j + 1], sums[i].sum + d + j * kDepth);
       }
     }
   }

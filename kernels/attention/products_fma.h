@@ -24,7 +24,7 @@ class FmaProducts {
 
   // scores[i][t] = q[i] . K[t] for the tokens of all blocks of `kv`.
   void Scores(const SplitKv<T>& kv, float (*scores)[kSplitTokens]) const {
-    ForGroups([&]<int N>(int i) {
+    ForGroups<kRows>(count_, [&]<int N>(int i) {
       for (int b = 0; b < kv.blocks; ++b) {
         for (int t = 0; t < kAttentionBlockTokens; t += kColumns) {
           if (i == 0) Prefetch(kv.v[b] + t * head_dim_, kColumns * head_dim_);
@@ -40,7 +40,7 @@ class FmaProducts {
     for (int b = 0; b < next.blocks; ++b) {
       Prefetch(next.k[b], kAttentionBlockTokens * head_dim_);
     }
-    ForGroups([&]<int N>(int i) {
+    ForGroups<kRows>(count_, [&]<int N>(int i) {
       constexpr int kVectors = N <= 2 ? 2 * kRows : kRows;
       const int64_t whole = head_dim_ / kLanes;
       int64_t d = 0;
@@ -64,18 +64,6 @@ class FmaProducts {
 #else
   static constexpr int kRows = 2;
 #endif
-
-  // fn<N>(i) for queries [i, i + N), kRows at a time.
-  template <typename Fn>
-  void ForGroups(const Fn& fn) const {
-    int i = 0;
-    for (; i + kRows <= count_; i += kRows) fn.template operator()<kRows>(i);
-    if constexpr (kRows == 4) {
-      if (count_ - i == 3) return fn.template operator()<3>(i);
-      if (count_ - i == 2) return fn.template operator()<2>(i);
-    }
-    if (count_ - i == 1) fn.template operator()<1>(i);
-  }
 
   static F32x16 LoadUpTo(const float* p, int64_t n) {
     return n >= kLanes ? Load(p) : LoadPartial(p, n);

@@ -3,6 +3,7 @@
 // For the bodies of PagedAttention only: K and V of one KV head and split.
 
 #include "kernels/attention/paged_attention_backends.h"
+#include "kernels/core/fixed_rows.h"
 #include "kernels/core/simd.h"
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
@@ -23,6 +24,15 @@ inline void Prefetch(const T* p, int64_t elements) {
   const auto* byte = reinterpret_cast<const char*>(p);
   const auto* end = reinterpret_cast<const char*>(p + elements);
   for (; byte < end; byte += 64) __builtin_prefetch(byte, 0, 2);
+}
+
+// fn<N>(i) for queries [i, i + N), N at most kMost, until `count` have had their turn.
+template <int kMost, typename Fn>
+inline void ForGroups(int count, const Fn& fn) {
+  for (int i = 0; i < count; i += kMost) {
+    WithFixedRows<kMost>(count - i < kMost ? count - i : kMost,
+                         [&]<int N>() { fn.template operator()<N>(i); });
+  }
 }
 
 // Stores a weight in the type that multiplies V; returns what is stored.

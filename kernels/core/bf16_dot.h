@@ -41,6 +41,13 @@ struct alignas(64) TileShapes {
   uint8_t reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
+
+  // `columns` of four bytes. A tile without rows or columns is not used.
+  void Set(int tile, int row_count, int columns) {
+    if (row_count == 0 || columns == 0) return;
+    rows[tile] = static_cast<uint8_t>(row_count);
+    row_bytes[tile] = static_cast<uint16_t>(4 * columns);
+  }
 };
 static_assert(sizeof(TileShapes) == 64);
 

@@ -1,6 +1,7 @@
 // Panel products of bf16 by bf16 with instructions of their own.
 
 #include "kernels/core/bf16_dot.h"
+#include "kernels/core/fixed_rows.h"
 #include "kernels/gemm/panel_product.h"
 #include "kernels/gemm/prefetch.h"
 
@@ -26,13 +27,9 @@ constexpr int64_t kTurn = 512 / kPanelDepth;
 void Shape(int rows) {
   const int first = rows < kTile ? rows : kTile;
   TileShapes shapes;
-  const auto set = [&shapes](int tile, int tile_rows) {
-    shapes.rows[tile] = static_cast<uint8_t>(tile_rows);
-    shapes.row_bytes[tile] = tile_rows == 0 ? 0 : 64;
-  };
-  for (int tile : {0, 1, 4}) set(tile, first);
-  for (int tile : {2, 3, 5}) set(tile, rows - first);
-  for (int tile : {6, 7}) set(tile, kTile);
+  for (int tile : {0, 1, 4}) shapes.Set(tile, first, kLanes);
+  for (int tile : {2, 3, 5}) shapes.Set(tile, rows - first, kLanes);
+  for (int tile : {6, 7}) shapes.Set(tile, kTile, kLanes);
   ConfigureTiles(shapes);
 }
 
@@ -109,13 +106,6 @@ void Tile(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks, Pr
   }
 }
 
-template <int R>
-void TileOfRows(int rows, const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t blocks,
-                Prefetch* ahead, float* out) {
-  if (rows == R) return Tile<R>(x, x_stride, panel, blocks, ahead, out);
-  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, blocks, ahead, out);
-}
-
 #endif
 
 }  // namespace
@@ -147,8 +137,10 @@ void PanelProduct(const internal::PanelProductArgs& args) {
   Prefetch ahead(args.panel, bytes, tiles * blocks, AheadBytes(bytes, tiles), args.stream_end);
   for (int64_t r = 0; r < args.rows; r += kTileRows) {
     const int rows = static_cast<int>(args.rows - r < kTileRows ? args.rows - r : kTileRows);
-    TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, blocks, &ahead,
-                          args.out + r * kPanelRows);
+    WithFixedRows<kTileRows>(rows, [&]<int R>() {
+      Tile<R>(x + r * args.x_stride, args.x_stride, panel, blocks, &ahead,
+              args.out + r * kPanelRows);
+    });
   }
 #endif
 }

@@ -1,5 +1,6 @@
 // Panel products by fused multiply and add: every type on every instruction set.
 
+#include "kernels/core/fixed_rows.h"
 #include "kernels/core/simd.h"
 #include "kernels/gemm/panel_product.h"
 #include "kernels/gemm/prefetch.h"
@@ -95,13 +96,6 @@ void Tile(const X* x, int64_t x_stride, const W* panel, int64_t in, int v, Prefe
   }
 }
 
-template <int R, typename X, typename W>
-void TileOfRows(int rows, const X* x, int64_t x_stride, const W* panel, int64_t in, int v,
-                Prefetch* ahead, float* out) {
-  if (rows == R) return Tile<R, kTileVectors>(x, x_stride, panel, in, v, ahead, out);
-  if constexpr (R > 1) TileOfRows<R - 1>(rows, x, x_stride, panel, in, v, ahead, out);
-}
-
 template <typename X, typename W>
 void Product(const internal::PanelProductArgs& args) {
   constexpr int kVectors = kPanelRows / kLanes;
@@ -114,8 +108,10 @@ void Product(const internal::PanelProductArgs& args) {
   for (int64_t r = 0; r < args.rows; r += kTileRows) {
     const int rows = static_cast<int>(args.rows - r < kTileRows ? args.rows - r : kTileRows);
     for (int v = 0; v < kVectors; v += kTileVectors) {
-      TileOfRows<kTileRows>(rows, x + r * args.x_stride, args.x_stride, panel, args.in, v, &ahead,
-                            args.out + r * kPanelRows);
+      WithFixedRows<kTileRows>(rows, [&]<int R>() {
+        Tile<R, kTileVectors>(x + r * args.x_stride, args.x_stride, panel, args.in, v, &ahead,
+                              args.out + r * kPanelRows);
+      });
     }
   }
 }
