@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string_view>
 
 namespace lynx {
@@ -23,6 +25,14 @@ constexpr std::string_view Name(DType dtype) {
       return "f16";
   }
   return "?";
+}
+
+// The type of that Name(), if there is one.
+constexpr std::optional<DType> DTypeNamed(std::string_view name) {
+  for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    if (Name(dtype) == name) return dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lynx

@@ -37,7 +37,7 @@ void WeightPacker::PackJob(const Job& job, const PackOptions& options) {
   const Matrix& matrix = job.matrix;
   const int64_t panel_bytes = kernels::PanelBytes(matrix.in, matrix.dtype);
   const int64_t row_bytes = matrix.in * static_cast<int64_t>(SizeOf(matrix.dtype));
-  options.team->ParallelFor((matrix.out + kPanelRows - 1) / kPanelRows, [&](int64_t panel) {
+  options.team->ParallelFor(kernels::PanelCount(matrix.out), [&](int64_t panel) {
     std::byte* const to = job.to + panel * panel_bytes;
     if (job.up != nullptr) {
       kernels::PackGateUpPanel(job.rows, job.up, matrix.dtype, job.source_rows, matrix.in, panel,

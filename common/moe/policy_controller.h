@@ -18,14 +18,12 @@ namespace lynx::moe {
 //   Quality: samples of the present rung, judged in batches of `evidence`.
 // Rules. Quality goes before time, and every rule moves one rung.
 //   1. A batch over its budget: down at once, and the rungs above are closed for `closed`
-//   intervals:
-//      twice as long, up to `max_closed`, each time they fail again after that, and half as long
-//      each time one of them proves itself.
+//      intervals: twice as long, up to `max_closed`, each time they fail again after that, and half
+//      as long each time one of them proves itself.
 //   2. Mean step time over the target for `impatience` intervals in a row: up, if the present rung
-//   has proven itself (its last batch
-//      used at most `headroom` of the budget; exact always has) and the next is not closed.
-//   3. Mean step time under (1 - slack) of the target for `patience` intervals in a row: down,
-//   since
+//      has proven itself (its last batch used at most `headroom` of the budget; exact always has)
+//      and the next is not closed.
+//   3. Mean step time under (1 - slack) of the target for `patience` intervals in a row: down, as
 //      quality is to be had for nothing. When that turns out to have been a mistake (rule 2 takes
 //      the step back next), the patience doubles, up to `max_patience`.
 // Without a target steps are always too slow: the controller uses what quality the budget allows.

@@ -1,6 +1,7 @@
 #include "common/node/node_config.h"
 
 #include "common/config/flag_set.h"
+#include "kernels/core/exec_context.h"
 
 namespace lynx::node {
 
@@ -26,7 +27,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddString("cpus", &config.cpus,
                   "CPUs of this process, as in 0-7,16; its compute threads are pinned to them, one "
                   "each. allowed: those it may use anyway; empty does not pin");
-  flags.AddChoice("isa", &config.isa, {"auto", "portable", "avx2", "avx512", "avx512bf16", "amx"},
+  flags.AddChoice("isa", &config.isa, kernels::IsaChoices(),
                   "instruction set of the kernels; auto takes the widest this machine has. It "
                   "decides bits: pin the narrowest of a mixed fleet to keep one numeric class");
   flags.AddBytes("kv-memory", &config.kv_memory_bytes, {1 << 20},

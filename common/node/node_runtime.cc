@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
+#include "common/base/dtype.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
@@ -18,8 +19,6 @@
 
 namespace lynx::node {
 namespace {
-
-DType DTypeOf(const std::string& name) { return name == "f32" ? DType::kF32 : DType::kBf16; }
 
 // Blocks that the configured memory holds, but at least one whole context: a node that cannot
 // serve the longest request its model allows is of little use.
@@ -116,8 +115,9 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                                                                         int32_t step_logits,
                                                                         bool remap_mixed_steps) {
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config_.model));
-  const DType compute = DTypeOf(config_.compute_dtype);
-  const DType kv_dtype = config_.kv_dtype == "auto" ? compute : DTypeOf(config_.kv_dtype);
+  const DType compute = DTypeNamed(config_.compute_dtype).value();
+  const DType kv_dtype =
+      config_.kv_dtype == "auto" ? compute : DTypeNamed(config_.kv_dtype).value();
   LYNX_ASSIGN_OR_RETURN(auto runner,
                         model::ModelRunner::Load({.model_dir = config_.model,
                                                   .compute_dtype = compute,

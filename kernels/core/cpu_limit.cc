@@ -30,10 +30,9 @@ std::string ReadSmallFile(const std::string& path) {
 }
 
 int32_t AffinityCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int32_t>(std::thread::hardware_concurrency());  // More than 1024 CPUs.
+  const auto cpus = static_cast<int32_t>(AllowedCpus().size());
+  // The mask of more than 1024 CPUs does not fit.
+  return cpus > 0 ? cpus : static_cast<int32_t>(std::thread::hardware_concurrency());
 }
 
 // The tightest quota on the path from this process's cgroup to the root of the mounted tree.

@@ -23,6 +23,12 @@ std::optional<Isa> IsaNamed(std::string_view name) {
   return std::nullopt;
 }
 
+std::vector<std::string> IsaChoices() {
+  std::vector<std::string> choices = {"auto"};
+  for (Isa isa : kAllIsas) choices.emplace_back(Name(isa));
+  return choices;
+}
+
 absl::Status CheckUsable(const ExecContext& ctx) {
   if (ctx.backend == Backend::kCpu && ctx.isa > BestIsa()) {
     return absl::UnavailableError(

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/core/isa.h"  // IWYU pragma: export
@@ -18,6 +20,9 @@ std::string_view Name(Backend backend);
 
 // The instruction set of that Name(), if there is one.
 std::optional<Isa> IsaNamed(std::string_view name);
+
+// What a flag for an instruction set takes: "auto", which is none of them, and every Name().
+std::vector<std::string> IsaChoices();
 
 // How an operation runs. Borrowed by the call.
 struct ExecContext {

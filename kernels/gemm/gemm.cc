@@ -12,10 +12,9 @@ namespace {
 
 absl::Status Validate(const GemmArgs& args) {
   const int64_t in = args.w.in;
-  const int64_t padded = (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
   if (args.rows < 0 || args.rows >= int64_t{1} << 31 || in <= 0 || args.w.out <= 0 ||
       args.w.out >= int64_t{1} << 28 || args.x_dtype == DType::kF16 ||
-      args.x_stride < (args.x_dtype == DType::kBf16 ? padded : in) || args.y_stride < args.w.out) {
+      args.x_stride < PaddedDepth(in, args.x_dtype) || args.y_stride < args.w.out) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Gemm: rows ", args.rows, ", in ", in, ", out ", args.w.out, ", x_stride ", args.x_stride,
         " of ", std::string(Name(args.x_dtype)), ", y_stride ", args.y_stride));
@@ -49,7 +48,7 @@ void RunItem(const GemmArgs& args, int64_t item, const ExecContext& ctx) {
 }  // namespace
 
 int64_t ActivationStride(int64_t width, DType dtype) {
-  const int64_t stride = (width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
+  const int64_t stride = ToPanelDepth(width);
   const bool same_page_offset = stride * static_cast<int64_t>(SizeOf(dtype)) % 4096 == 0;
   return same_page_offset ? stride + kPanelDepth : stride;
 }

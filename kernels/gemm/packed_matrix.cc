@@ -12,10 +12,6 @@ constexpr int64_t kHalfRows = kPanelRows / 2;
 constexpr int64_t kPairs = kPanelDepth / 2;
 constexpr int64_t kBlock = kPanelRows * kPanelDepth;  // Elements of a panel from 32 inputs.
 
-int64_t PaddedDepth(int64_t in, DType dtype) {
-  return dtype == DType::kBf16 ? (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth : in;
-}
-
 // Where bf16 weight [row, 0] of a panel is, in elements. Its next pair follows kPanelRows later.
 int64_t FirstPair(int64_t row) { return row / kHalfRows * kBlock / 2 + row % kHalfRows * 2; }
 
@@ -50,12 +46,20 @@ const T* PanelOf(const Matrix& matrix, int64_t row) {
 
 }  // namespace
 
+int64_t ToPanelDepth(int64_t in) { return (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth; }
+
+int64_t PaddedDepth(int64_t in, DType dtype) {
+  return dtype == DType::kBf16 ? ToPanelDepth(in) : in;
+}
+
+int64_t PanelCount(int64_t out) { return (out + kPanelRows - 1) / kPanelRows; }
+
 int64_t PanelBytes(int64_t in, DType dtype) {
   return kPanelRows * PaddedDepth(in, dtype) * static_cast<int64_t>(SizeOf(dtype));
 }
 
 int64_t PackedBytes(int64_t out, int64_t in, DType dtype) {
-  return (out + kPanelRows - 1) / kPanelRows * PanelBytes(in, dtype);
+  return PanelCount(out) * PanelBytes(in, dtype);
 }
 
 void PackPanel(const void* const rows[kPanelRows], DType dtype, int64_t in, void* panel) {

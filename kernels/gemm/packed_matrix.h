@@ -27,6 +27,12 @@ struct Matrix {
   int64_t in = 0;
 };
 
+// `in` rounded up to a multiple of kPanelDepth; and only where `dtype`, of weights or of
+// activations, is padded, which is bf16.
+int64_t ToPanelDepth(int64_t in);
+int64_t PaddedDepth(int64_t in, DType dtype);
+
+int64_t PanelCount(int64_t out);
 int64_t PanelBytes(int64_t in, DType dtype);  // A multiple of 64.
 int64_t PackedBytes(int64_t out, int64_t in, DType dtype);
 

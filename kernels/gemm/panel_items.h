@@ -13,18 +13,16 @@ namespace lynx::kernels::internal {
 // us at the bandwidth of one core, and stays in its L2 cache while many rows pass.
 inline constexpr int64_t kItemBytes = 256 << 10;
 
-inline int64_t Panels(const Matrix& w) { return (w.out + kPanelRows - 1) / kPanelRows; }
-
 // Fewer bytes where a matrix is so small that threads would be left without work.
 inline int64_t PanelsPerItem(const Matrix& w, const ExecContext& ctx) {
   const int64_t threads = ctx.team == nullptr ? 1 : ctx.team->threads();
   return std::max<int64_t>(
-      1, std::min(kItemBytes / PanelBytes(w.in, w.dtype), Panels(w) / (2 * threads)));
+      1, std::min(kItemBytes / PanelBytes(w.in, w.dtype), PanelCount(w.out) / (2 * threads)));
 }
 
 inline int64_t Items(const Matrix& w, const ExecContext& ctx) {
   const int64_t per_item = PanelsPerItem(w, ctx);
-  return (Panels(w) + per_item - 1) / per_item;
+  return (PanelCount(w.out) + per_item - 1) / per_item;
 }
 
 // Activations as PanelProductArgs wants them.
@@ -43,9 +41,9 @@ void RunItem(const ExecContext& ctx, const Activations& x, const Matrix& w, int6
   const int64_t panel_bytes = PanelBytes(w.in, w.dtype);
   const int64_t per_item = PanelsPerItem(w, ctx);
   const int64_t begin = item * per_item;
-  const int64_t end = std::min(Panels(w), begin + per_item);
+  const int64_t end = std::min(PanelCount(w.out), begin + per_item);
   const auto product = PanelProductFor(ctx.isa, x.dtype, w.dtype);
-  const auto* matrix_end = static_cast<const std::byte*>(w.data) + Panels(w) * panel_bytes;
+  const auto* matrix_end = static_cast<const std::byte*>(w.data) + PanelCount(w.out) * panel_bytes;
   alignas(64) float out[kProductRows * kPanelRows];
   for (int64_t row = 0; row < x.rows; row += kProductRows) {
     const int64_t rows = std::min(kProductRows, x.rows - row);

@@ -17,8 +17,6 @@ using internal::Activations;
 // Bytes that an item of the passes without weights moves: some 10 us of one core.
 constexpr int64_t kCopyItemBytes = 128 << 10;
 
-int64_t ToPanelDepth(int64_t in) { return (in + kPanelDepth - 1) / kPanelDepth * kPanelDepth; }
-
 int64_t Bytes(int64_t elements, DType dtype) {
   return elements * static_cast<int64_t>(SizeOf(dtype));
 }
@@ -28,11 +26,9 @@ bool HasShape(const Matrix& matrix, int64_t out, int64_t in, DType dtype) {
 }
 
 absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace) {
-  const int64_t least_stride =
-      args.x_dtype == DType::kBf16 ? ToPanelDepth(args.hidden) : args.hidden;
   if (args.rows < 0 || args.hidden <= 0 || args.intermediate <= 0 || args.expert_count <= 0 ||
-      args.top_k <= 0 || args.x_dtype == DType::kF16 || args.x_stride < least_stride ||
-      args.y_stride < args.hidden) {
+      args.top_k <= 0 || args.x_dtype == DType::kF16 ||
+      args.x_stride < PaddedDepth(args.hidden, args.x_dtype) || args.y_stride < args.hidden) {
     return absl::InvalidArgumentError(
         absl::StrCat("ExpertFfn: rows ", args.rows, ", hidden ", args.hidden, ", intermediate ",
                      args.intermediate, ", expert_count ", args.expert_count, ", top_k ",
@@ -87,7 +83,7 @@ void GroupByExpert(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace) {
 // Finds each active expert's rows of x, and puts them together where they are scattered.
 void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const ExecContext& ctx) {
   const int64_t stride = ActivationStride(args.hidden, args.x_dtype);
-  const int64_t width = args.x_dtype == DType::kBf16 ? ToPanelDepth(args.hidden) : args.hidden;
+  const int64_t width = PaddedDepth(args.hidden, args.x_dtype);
   const auto* x = static_cast<const std::byte*>(args.x);
   auto* gathered = reinterpret_cast<std::byte*>(workspace.gathered.data());
   auto row_of = [&](int64_t entry) {

@@ -26,6 +26,4 @@ absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>
   return ParseCounts("--batch", texts, 4096);
 }
 
-DType DTypeOf(const std::string& choice) { return choice == "f32" ? DType::kF32 : DType::kBf16; }
-
 }  // namespace lynx::cli

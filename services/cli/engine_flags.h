@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/base/dtype.h"
 
 // Values of flags that the commands which run an engine themselves have in common.
 namespace lynx::cli {
@@ -18,8 +17,5 @@ absl::StatusOr<std::vector<int32_t>> ParseCounts(const std::string& flag,
 
 // The values of --batch: up to 4096.
 absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts);
-
-// "f32" or "bf16", as the flags' choices are.
-DType DTypeOf(const std::string& choice);
 
 }  // namespace lynx::cli

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/dtype.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/kv/block_pool.h"
@@ -114,8 +115,8 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   const int32_t threads = config.threads > 0 ? config.threads : kernels::UsableCpus();
   const bool prompts = !config.decode() || config.shape.empty();
   model::RunnerOptions options;
-  options.compute_dtype = DTypeOf(config.compute_dtype);
-  options.kv_dtype = DTypeOf(config.kv_dtype);
+  options.compute_dtype = DTypeNamed(config.compute_dtype).value();
+  options.kv_dtype = DTypeNamed(config.kv_dtype).value();
   options.kv_blocks = static_cast<int32_t>(kv::BlocksFor(int64_t{context} + 1) * batch);
   options.max_step_rows = prompts ? std::max(batch, std::min(config.chunk, context)) : batch;
   options.max_step_logits = batch;
@@ -196,7 +197,7 @@ int RunModelBench(int argc, const char* const* argv, std::ostream& out, std::ost
   flags.AddInt("steps", &config.steps, {1, 10000}, "Decode steps of a policy in a round");
   flags.AddInt("rounds", &config.rounds, {1, 1000}, "Rounds; each measures read bandwidth first");
   flags.AddInt("threads", &config.threads, {0, 1024}, "Threads; 0: as many as the process may use");
-  flags.AddChoice("isa", &config.isa, {"auto", "portable", "avx2", "avx512", "avx512bf16", "amx"},
+  flags.AddChoice("isa", &config.isa, kernels::IsaChoices(),
                   "Instruction set of the kernels; auto: the widest this machine has");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"}, "Arithmetic");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"f32", "bf16"}, "KV cache");

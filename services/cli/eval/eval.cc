@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/dtype.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
@@ -156,7 +157,7 @@ class Evaluation {
     const kv::KvLayout layout{.layers = spec.layers,
                               .kv_heads = spec.kv_heads,
                               .head_dim = spec.head_dim,
-                              .dtype = DTypeOf(config_.kv_dtype)};
+                              .dtype = DTypeNamed(config_.kv_dtype).value()};
     const int32_t largest = *std::max_element(batches_.begin(), batches_.end());
     const auto blocks = static_cast<int32_t>(
         std::min<int64_t>(config_.kv_memory / layout.BlockBytes(), int64_t{1} << 24));
@@ -167,14 +168,14 @@ class Evaluation {
           absl::StrCat("--kv-memory: holds ", blocks, " blocks, a batch of ", largest, " takes ",
                        batch_blocks, " blocks of ", layout.BlockBytes(), " bytes"));
     }
-    LYNX_ASSIGN_OR_RETURN(
-        runner_, model::ModelRunner::Load({.model_dir = config_.model,
-                                           .compute_dtype = DTypeOf(config_.compute_dtype),
-                                           .kv_dtype = DTypeOf(config_.kv_dtype),
-                                           .kv_blocks = blocks,
-                                           .max_step_rows = std::max(largest, kPrefillRows),
-                                           .max_step_logits = largest,
-                                           .threads = config_.threads}));
+    LYNX_ASSIGN_OR_RETURN(runner_, model::ModelRunner::Load(
+                                       {.model_dir = config_.model,
+                                        .compute_dtype = DTypeNamed(config_.compute_dtype).value(),
+                                        .kv_dtype = DTypeNamed(config_.kv_dtype).value(),
+                                        .kv_blocks = blocks,
+                                        .max_step_rows = std::max(largest, kPrefillRows),
+                                        .max_step_logits = largest,
+                                        .threads = config_.threads}));
     pool_ = std::make_unique<kv::BlockPool>(blocks);
     return absl::OkStatus();
   }

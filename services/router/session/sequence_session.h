@@ -62,8 +62,7 @@ const char* Name(RetryReason reason);
 //   (3) Nodes speak of different things over different connections, so decode's tokens may come
 //       before prefill's FirstToken, and a lost message leaves a hole. Both wait gap_timeout.
 //   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are
-//   in;
-//       but then the answer is whole, and whatever would fail it from here on ends it well.
+//       in; but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) ResourceExhausted, or what the caller of OnDeadline says.
 //
 // retry: before anything was delivered the sequence may start over, on other nodes when there are
