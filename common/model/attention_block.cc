@@ -20,7 +20,8 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
       positions_(positions),
-      rope_(kernels::MakeRopeTable(positions, spec.head_dim, spec.rope_theta)),
+      rope_(kernels::MakeRopeTable(
+          positions, kernels::MakeRopeFrequencies(spec.head_dim, spec.rope_theta, {}))),
       x_(max_rows, spec.hidden_size, compute_dtype),
       attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
   const auto rows = static_cast<size_t>(max_rows);
@@ -81,7 +82,8 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                           .sines = rope_.sines.data(),
                           .rows = rows,
                           .heads = heads,
-                          .head_dim = head_dim,
+                          .rotary_dim = head_dim,
+                          .head_stride = head_dim,
                           .x_stride = heads * head_dim,
                           .table_positions = positions_},
                          ctx);

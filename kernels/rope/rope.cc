@@ -12,11 +12,14 @@ namespace {
 constexpr int64_t kElementsPerItem = 16384;  // About 2 us: below that a hand-over costs more.
 
 absl::Status Validate(const RopeArgs& args) {
-  if (args.rows < 0 || args.heads <= 0 || args.head_dim <= 0 || args.head_dim % 2 != 0 ||
-      args.x_stride < args.heads * args.head_dim || args.table_positions <= 0) {
+  if (args.rows < 0 || args.heads <= 0 || args.rotary_dim <= 0 || args.rotary_dim % 2 != 0 ||
+      args.head_stride < args.rotary_dim ||
+      args.x_stride < (args.heads - 1) * args.head_stride + args.rotary_dim ||
+      args.table_positions <= 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Rope: rows ", args.rows, ", heads ", args.heads, ", head_dim ", args.head_dim,
-                     ", x_stride ", args.x_stride, ", table_positions ", args.table_positions));
+        absl::StrCat("Rope: rows ", args.rows, ", heads ", args.heads, ", rotary_dim ",
+                     args.rotary_dim, ", head_stride ", args.head_stride, ", x_stride ",
+                     args.x_stride, ", table_positions ", args.table_positions));
   }
   for (int64_t r = 0; r < args.rows; ++r) {
     if (args.positions[r] < 0 || args.positions[r] >= args.table_positions) {
@@ -39,7 +42,7 @@ absl::Status Rope(const RopeArgs& args, const ExecContext& ctx) {
       break;
     case Backend::kCpu: {
       const auto body = internal::RopeRowsFor(ctx.isa);
-      const int64_t chunk = std::max<int64_t>(1, kElementsPerItem / (args.heads * args.head_dim));
+      const int64_t chunk = std::max<int64_t>(1, kElementsPerItem / (args.heads * args.rotary_dim));
       ForEach(ctx, (args.rows + chunk - 1) / chunk,
               [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
       break;

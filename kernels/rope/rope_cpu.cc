@@ -4,14 +4,14 @@
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 
 void RopeRows(const RopeArgs& args, int64_t begin, int64_t end) {
-  const int64_t half = args.head_dim / 2;
+  const int64_t half = args.rotary_dim / 2;
   const int64_t whole = half / kLanes * kLanes;
   const int64_t tail = half - whole;
   for (int64_t r = begin; r < end; ++r) {
     const float* cosines = args.cosines + args.positions[r] * half;
     const float* sines = args.sines + args.positions[r] * half;
     for (int64_t h = 0; h < args.heads; ++h) {
-      float* x = args.x + r * args.x_stride + h * args.head_dim;
+      float* x = args.x + r * args.x_stride + h * args.head_stride;
       for (int64_t j = 0; j < whole; j += kLanes) {
         const F32x16 a = Load(x + j), b = Load(x + j + half);
         const F32x16 cosine = Load(cosines + j), sine = Load(sines + j);

@@ -4,10 +4,10 @@ namespace lynx::kernels::internal {
 
 // Written to be read next to the formula in rope_args.h. Do not tune it.
 void RopeReference(const RopeArgs& args) {
-  const int64_t half = args.head_dim / 2;
+  const int64_t half = args.rotary_dim / 2;
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t h = 0; h < args.heads; ++h) {
-      float* x = args.x + r * args.x_stride + h * args.head_dim;
+      float* x = args.x + r * args.x_stride + h * args.head_stride;
       for (int64_t j = 0; j < half; ++j) {
         const double cosine = args.cosines[args.positions[r] * half + j];
         const double sine = args.sines[args.positions[r] * half + j];

@@ -3,17 +3,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/rope/rope_scaling.h"  // IWYU pragma: export
+
 namespace lynx::kernels {
 
-// Cosines and sines for RopeArgs. Frequencies and angles are products in float32, as the model
-// families define them; the functions of the angle are then correctly rounded in all but rare
-// cases.
+// Cosines and sines for RopeArgs, times the attention factor. Angles are products in float32, as
+// the model families define them; the functions of the angle are then correctly rounded in all but
+// rare cases.
 struct RopeTable {
-  std::vector<float> cosines;  // [positions, head_dim / 2]
+  std::vector<float> cosines;  // [positions, rotary_dim / 2]
   std::vector<float> sines;
 };
 
-// positions > 0, head_dim > 0 and even, theta > 0.
-RopeTable MakeRopeTable(int64_t positions, int64_t head_dim, double theta);
+// positions > 0.
+RopeTable MakeRopeTable(int64_t positions, const RopeFrequencies& frequencies);
 
 }  // namespace lynx::kernels

@@ -1,5 +1,6 @@
 #include "kernels/rope/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -22,14 +23,15 @@ using ::lynx::testing::WithGaps;
 std::vector<float> Rotate(std::vector<float> x, const std::vector<int32_t>& positions,
                           int64_t heads, int64_t head_dim, int64_t stride, const ExecContext& ctx) {
   static const int64_t kPositions = 512;
-  const RopeTable table = MakeRopeTable(kPositions, head_dim, 10000.0);
+  const RopeTable table = MakeRopeTable(kPositions, MakeRopeFrequencies(head_dim, 10000.0, {}));
   const absl::Status status = Rope({.x = x.data(),
                                     .positions = positions.data(),
                                     .cosines = table.cosines.data(),
                                     .sines = table.sines.data(),
                                     .rows = static_cast<int64_t>(positions.size()),
                                     .heads = heads,
-                                    .head_dim = head_dim,
+                                    .rotary_dim = head_dim,
+                                    .head_stride = head_dim,
                                     .x_stride = stride,
                                     .table_positions = kPositions},
                                    ctx);
@@ -95,9 +97,42 @@ TEST_P(RopeTest, ARowsBitsDependOnThatRowAlone) {
   }
 }
 
+// Elements [3, 3 + 2 h) of heads of 40: as if they were alone, and nothing else moves.
+TEST_P(RopeTest, RotatesAPartOfEachHead) {
+  const std::vector<int32_t> positions = {5, 311};
+  for (int64_t rotary_dim : {2, 20, 34}) {
+    const RopeTable table = MakeRopeTable(512, MakeRopeFrequencies(rotary_dim, 10000.0, {}));
+    const auto x = RandomNormal(2 * 3 * 40, 13);
+    auto y = x;
+    const absl::Status status = Rope({.x = y.data() + 3,
+                                      .positions = positions.data(),
+                                      .cosines = table.cosines.data(),
+                                      .sines = table.sines.data(),
+                                      .rows = 2,
+                                      .heads = 3,
+                                      .rotary_dim = rotary_dim,
+                                      .head_stride = 40,
+                                      .x_stride = 120,
+                                      .table_positions = 512},
+                                     GetParam());
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t head = 0; head < 6; ++head) {
+      const auto begin = x.begin() + static_cast<int64_t>(head) * 40;
+      const std::vector<float> part(begin + 3, begin + 3 + rotary_dim);
+      std::vector<float> want(begin, begin + 40);
+      const auto rotated =
+          Rotate(part, {positions[head / 3]}, 1, rotary_dim, rotary_dim, GetParam());
+      std::copy(rotated.begin(), rotated.end(), want.begin() + 3);
+      const std::vector<float> got(y.begin() + static_cast<int64_t>(head) * 40,
+                                   y.begin() + static_cast<int64_t>(head + 1) * 40);
+      ASSERT_EQ(BitsOf(got), BitsOf(want)) << "head " << head << ", rotary_dim " << rotary_dim;
+    }
+  }
+}
+
 TEST_P(RopeTest, RefusesWhatItCannotRun) {
   std::vector<float> x(8, 1.0f);
-  const RopeTable table = MakeRopeTable(4, 8, 10000.0);
+  const RopeTable table = MakeRopeTable(4, MakeRopeFrequencies(8, 10000.0, {}));
   int32_t position = 4;
   RopeArgs args{.x = x.data(),
                 .positions = &position,
@@ -105,7 +140,8 @@ TEST_P(RopeTest, RefusesWhatItCannotRun) {
                 .sines = table.sines.data(),
                 .rows = 1,
                 .heads = 1,
-                .head_dim = 8,
+                .rotary_dim = 8,
+                .head_stride = 8,
                 .x_stride = 8,
                 .table_positions = 4};
   EXPECT_EQ(Rope(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
@@ -113,7 +149,10 @@ TEST_P(RopeTest, RefusesWhatItCannotRun) {
   EXPECT_EQ(Rope(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
   position = 3;
   EXPECT_TRUE(Rope(args, GetParam()).ok());
-  args.head_dim = 7;
+  args.rotary_dim = 7;
+  EXPECT_EQ(Rope(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
+  args.rotary_dim = 8;
+  args.head_stride = 7;
   EXPECT_EQ(Rope(args, GetParam()).code(), absl::StatusCode::kInvalidArgument);
 }
 
