@@ -8,6 +8,10 @@
 namespace lynx::kv {
 
 absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Create(const KvLayout& layout, int32_t blocks) {
+  if (layout.kind == KvKind::kLatent && layout.kv_heads != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV arena of latents: kv_heads is ", layout.kv_heads, ", must be 1"));
+  }
   if (layout.layers <= 0 || layout.kv_heads <= 0 || layout.head_dim <= 0 || blocks <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV arena needs positive sizes: layers ", layout.layers, ", kv_heads ",

@@ -23,8 +23,8 @@ class KvArena {
   KvArena(const KvArena&) = delete;
   KvArena& operator=(const KvArena&) = delete;
 
-  // [K|V][kv_heads][kBlockTokens][head_dim] of one block in one layer; layout().BlockLayerBytes()
-  // long, 64-byte aligned.
+  // One block in one layer, as layout().kind says; layout().BlockLayerBytes() long, 64-byte
+  // aligned.
   std::byte* BlockLayer(int32_t layer, BlockId block) {
     return memory_.data() + (int64_t{layer} * blocks_ + block) * stride_;
   }

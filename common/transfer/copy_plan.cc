@@ -25,13 +25,15 @@ absl::Status CheckDescriptor(const proto::LayoutDescriptor& d, const char* whose
     return absl::InvalidArgumentError(
         absl::StrCat("the ", whose, "'s layout has ", field, " = ", value));
   };
-  if (d.kind() != proto::LayoutDescriptor::KIND_GQA) return bad("kind", d.kind());
+  const bool latent = d.kind() == proto::LayoutDescriptor::KIND_MLA;
+  if (!latent && d.kind() != proto::LayoutDescriptor::KIND_GQA) return bad("kind", d.kind());
   for (const auto& [field, value] :
        {std::pair{"layers", d.layers()}, std::pair{"kv_heads_total", d.kv_heads_total()},
         std::pair{"head_dim", d.head_dim()}, std::pair{"block_tokens", d.block_tokens()},
         std::pair{"tp_size", d.tp_size()}}) {
     if (value <= 0 || value > kMaxDimension) return bad(field, value);
   }
+  if (latent && d.kv_heads_total() != 1) return bad("kv_heads_total", d.kv_heads_total());
   if (d.tp_rank() < 0 || d.tp_rank() >= d.tp_size()) return bad("tp_rank", d.tp_rank());
   if (d.head_begin() < 0) return bad("head_begin", d.head_begin());
   if (d.head_end() <= d.head_begin() || d.head_end() > d.kv_heads_total()) {
@@ -44,7 +46,14 @@ absl::Status CheckDescriptor(const proto::LayoutDescriptor& d, const char* whose
   return absl::OkStatus();
 }
 
-// Bytes of the K or the V half of one block in one layer for `heads` heads.
+std::string Describe(const proto::LayoutDescriptor& d) {
+  if (d.kind() == proto::LayoutDescriptor::KIND_MLA) {
+    return absl::StrCat("latents of ", d.head_dim());
+  }
+  return absl::StrCat("K and V of ", d.kv_heads_total(), " heads of ", d.head_dim());
+}
+
+// Bytes of the K or the V half (latents: the whole) of one block in one layer for `heads` heads.
 int64_t HalfBytes(const proto::LayoutDescriptor& d, int64_t heads) {
   return heads * d.block_tokens() * d.head_dim() * ElementBytes(d.dtype());
 }
@@ -54,7 +63,8 @@ int64_t HalfBytes(const proto::LayoutDescriptor& d, int64_t heads) {
 proto::LayoutDescriptor DescribeLayout(const kv::KvLayout& layout, int32_t kv_heads_total,
                                        int32_t tp_size, int32_t tp_rank, int32_t head_begin) {
   proto::LayoutDescriptor d;
-  d.set_kind(proto::LayoutDescriptor::KIND_GQA);
+  d.set_kind(layout.kind == kv::KvKind::kLatent ? proto::LayoutDescriptor::KIND_MLA
+                                                : proto::LayoutDescriptor::KIND_GQA);
   d.set_layers(layout.layers);
   d.set_kv_heads_total(kv_heads_total);
   d.set_head_dim(layout.head_dim);
@@ -75,6 +85,7 @@ absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
     return absl::FailedPreconditionError(
         absl::StrCat(field, " differs: the sender has ", a, ", the receiver has ", b));
   };
+  if (from.kind() != to.kind()) return differ("the KV layout", Describe(from), Describe(to));
   if (from.layers() != to.layers()) return differ("layers", from.layers(), to.layers());
   if (from.kv_heads_total() != to.kv_heads_total()) {
     return differ("kv_heads_total", from.kv_heads_total(), to.kv_heads_total());
@@ -95,9 +106,10 @@ absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
   const int64_t begin = std::max(from.head_begin(), to.head_begin());
   const int64_t heads = std::min(from.head_end(), to.head_end()) - begin;
   CopyPlan plan;
-  plan.from_block_bytes = 2 * HalfBytes(from, from_heads);
-  plan.to_block_bytes = 2 * HalfBytes(to, to_heads);
-  for (int64_t half : {0, 1}) {
+  const int64_t halves = from.kind() == proto::LayoutDescriptor::KIND_MLA ? 1 : 2;
+  plan.from_block_bytes = halves * HalfBytes(from, from_heads);
+  plan.to_block_bytes = halves * HalfBytes(to, to_heads);
+  for (int64_t half = 0; half < halves; ++half) {
     const CopySlice slice = {
         half * HalfBytes(from, from_heads) + HalfBytes(from, begin - from.head_begin()),
         half * HalfBytes(to, to_heads) + HalfBytes(to, begin - to.head_begin()),

@@ -11,8 +11,8 @@
 
 namespace lynx::transfer {
 
-// Descriptor of the grouped-query KV that one rank holds. `head_begin`: its first head of
-// `kv_heads_total`.
+// Descriptor of the KV that one rank holds. `head_begin`: its first head of `kv_heads_total`;
+// latents are one head, of which every rank holds all.
 proto::LayoutDescriptor DescribeLayout(const kv::KvLayout& layout, int32_t kv_heads_total,
                                        int32_t tp_size, int32_t tp_rank, int32_t head_begin);
 

@@ -89,6 +89,24 @@ TEST_F(HandoffFaultTest, WithoutFaultsTheSequenceArrivesWhole) {
   ExpectAllReturned();
 }
 
+TEST_F(HandoffFaultTest, LatentsArriveWhole) {
+  const kv::KvLayout latents = {.kind = kv::KvKind::kLatent,
+                                .layers = 3,
+                                .kv_heads = 1,
+                                .head_dim = 13,
+                                .dtype = DType::kBf16};
+  decode_ = std::make_unique<DecodeNode>(TestIdentity(0xd0, latents), Engine("decode"), loop_, 16,
+                                         decode::KvReceiver::Options(), latents);
+  prefill_ = std::make_unique<PrefillNode>(TestIdentity(0x9e, latents), Engine("prefill"), loop_,
+                                           64, prefill::KvSender::Options(), latents);
+  prefill_->Start(1, kPrompt, Reserve(1));
+  loop_.RunDue();
+  EXPECT_THAT(Result(1), IsOk());
+  ASSERT_TRUE(decode_->adopted.contains(1));
+  EXPECT_TRUE(decode_->HoldsKv(1));
+  ExpectAllReturned();
+}
+
 TEST_F(HandoffFaultTest, AHeldPrefixIsNotSent) {
   StartDecode();
   StartPrefill();
@@ -420,6 +438,16 @@ TEST_F(HandoffFaultTest, MismatchesAreRefusedAtTheHandshakeNamingBothValues) {
     std::string theirs;
   };
   const Case cases[] = {
+      {"KV layout",
+       [](auto& id) {
+         id.layout = TestIdentity(0x9e, {.kind = kv::KvKind::kLatent,
+                                         .layers = 3,
+                                         .kv_heads = 1,
+                                         .head_dim = 32,
+                                         .dtype = DType::kF32})
+                         .layout;
+       },
+       "2 heads of 8", "latents of 32"},
       {"dtype", [](auto& id) { id.layout.set_dtype("bf16"); }, "f32", "bf16"},
       {"layers", [](auto& id) { id.layout.set_layers(5); }, "3", "5"},
       {"block_tokens", [](auto& id) { id.layout.set_block_tokens(32); }, "16", "32"},

@@ -22,6 +22,9 @@ using ::testing::SizeIs;
 constexpr kv::KvLayout kLayout = {
     .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = DType::kBf16};
 
+constexpr kv::KvLayout kLatents = {
+    .kind = kv::KvKind::kLatent, .layers = 4, .kv_heads = 1, .head_dim = 72, .dtype = DType::kBf16};
+
 proto::LayoutDescriptor Descriptor() { return DescribeLayout(kLayout, 2, 1, 0, 0); }
 
 TEST(CopyPlanTest, EqualLayoutsCopyTheBlockAsItIs) {
@@ -45,6 +48,27 @@ TEST(CopyPlanTest, TheSecondRankOfAPairCopiesItsOwnHeads) {
   EXPECT_THAT(
       PlanCopy(DescribeLayout(kLayout, 4, 2, 0, 0), rank1),
       StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("0..2"), HasSubstr("2..4"))));
+}
+
+TEST(CopyPlanTest, LatentsAreCopiedWhole) {
+  const auto latents = DescribeLayout(kLatents, 1, 1, 0, 0);
+  auto plan = PlanCopy(latents, latents);
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_EQ(plan->from_block_bytes, 16 * 72 * 2);
+  EXPECT_EQ(plan->to_block_bytes, 16 * 72 * 2);
+  ASSERT_THAT(plan->slices, SizeIs(1));
+  EXPECT_EQ(plan->slices[0], (CopySlice{0, 0, kLatents.BlockLayerBytes()}));
+  auto two = latents;
+  two.set_kv_heads_total(2);
+  EXPECT_THAT(PlanCopy(two, two), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(CopyPlanTest, AnotherKindIsRefusedNamingBothLayouts) {
+  const auto latents = DescribeLayout(kLatents, 1, 1, 0, 0);
+  EXPECT_THAT(PlanCopy(Descriptor(), latents),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("sender has K and V of 2 heads of 64"),
+                             HasSubstr("receiver has latents of 72"))));
 }
 
 TEST(CopyPlanTest, DescriptorsThatContradictThemselvesAreInvalid) {
