@@ -11,20 +11,56 @@ namespace {
 
 constexpr int64_t kElementsPerItem = 16384;  // About 2 us: below that a hand-over costs more.
 
+absl::Status CheckTarget(const char* operation, const KvSlot* slots, int64_t rows, DType kv_dtype) {
+  if (kv_dtype == DType::kF16) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": KV must be f32 or bf16"));
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const KvSlot& slot = slots[r];
+    if (slot.block < 0 || slot.offset < 0 || slot.offset >= kKvBlockTokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(operation, ": block ", slot.block, ", offset ", slot.offset, " of row ", r));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Validate(const KvWriteArgs& args) {
   if (args.rows < 0 || args.kv_heads <= 0 || args.head_dim <= 0 || args.block_stride_bytes <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("KvWrite: rows ", args.rows, ", kv_heads ", args.kv_heads, ", head_dim ",
                      args.head_dim, ", block_stride_bytes ", args.block_stride_bytes));
   }
-  if (args.kv_dtype == DType::kF16) {
-    return absl::InvalidArgumentError("KvWrite: KV must be f32 or bf16");
+  return CheckTarget("KvWrite", args.slots, args.rows, args.kv_dtype);
+}
+
+absl::Status Validate(const LatentWriteArgs& args) {
+  if (args.rows < 0 || args.width <= 0 || args.x_stride < args.width ||
+      args.block_stride_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LatentWrite: rows ", args.rows, ", width ", args.width, ", x_stride ",
+                     args.x_stride, ", block_stride_bytes ", args.block_stride_bytes));
   }
-  for (int64_t r = 0; r < args.rows; ++r) {
-    const KvSlot& slot = args.slots[r];
-    if (slot.block < 0 || slot.offset < 0 || slot.offset >= kKvBlockTokens) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("KvWrite: block ", slot.block, ", offset ", slot.offset, " of row ", r));
+  return CheckTarget("LatentWrite", args.slots, args.rows, args.kv_dtype);
+}
+
+template <typename Args>
+using RowsBody = void (*)(const Args& args, int64_t begin, int64_t end);
+
+template <typename Args>
+absl::Status Run(const Args& args, int64_t row_elements, void (*reference)(const Args&),
+                 RowsBody<Args> body, const ExecContext& ctx) {
+  LYNX_RETURN_IF_ERROR(Validate(args));
+  LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
+  switch (ctx.backend) {
+    case Backend::kReference:
+      reference(args);
+      break;
+    case Backend::kCpu: {
+      const int64_t chunk = std::max<int64_t>(1, kElementsPerItem / row_elements);
+      ForEach(ctx, (args.rows + chunk - 1) / chunk,
+              [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
+      break;
     }
   }
   return absl::OkStatus();
@@ -33,22 +69,13 @@ absl::Status Validate(const KvWriteArgs& args) {
 }  // namespace
 
 absl::Status KvWrite(const KvWriteArgs& args, const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args));
-  LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
-  switch (ctx.backend) {
-    case Backend::kReference:
-      internal::KvWriteReference(args);
-      break;
-    case Backend::kCpu: {
-      const auto body = internal::KvWriteRowsFor(ctx.isa);
-      const int64_t chunk =
-          std::max<int64_t>(1, kElementsPerItem / (2 * args.kv_heads * args.head_dim));
-      ForEach(ctx, (args.rows + chunk - 1) / chunk,
-              [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
-      break;
-    }
-  }
-  return absl::OkStatus();
+  return Run(args, 2 * args.kv_heads * args.head_dim, internal::KvWriteReference,
+             internal::KvWriteRowsFor(ctx.isa), ctx);
+}
+
+absl::Status LatentWrite(const LatentWriteArgs& args, const ExecContext& ctx) {
+  return Run(args, args.width, internal::LatentWriteReference,
+             internal::LatentWriteRowsFor(ctx.isa), ctx);
 }
 
 }  // namespace lynx::kernels

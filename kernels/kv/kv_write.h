@@ -6,10 +6,11 @@
 
 namespace lynx::kernels {
 
-// Writes nothing but the named slots. All back ends agree bit for bit (NaN aside, which stays NaN).
+// Write nothing but the named slots. All back ends agree bit for bit (NaN aside, which stays NaN).
 //
 //   InvalidArgument  args breaks a bound above; nothing is written.
 //   Unavailable      this machine cannot run ctx.
 absl::Status KvWrite(const KvWriteArgs& args, const ExecContext& ctx);
+absl::Status LatentWrite(const LatentWriteArgs& args, const ExecContext& ctx);
 
 }  // namespace lynx::kernels

@@ -28,4 +28,17 @@ struct KvWriteArgs {
   DType kv_dtype = DType::kBf16;   // kF32 or kBf16
 };
 
+// The same for latents: one row of `width` elements a token, its latent and then its rotated key; a
+// block is [16][width].
+struct LatentWriteArgs {
+  const float* x = nullptr;        // [rows, width], rows x_stride elements apart
+  const KvSlot* slots = nullptr;   // [rows], distinct
+  std::byte* kv = nullptr;         // Block b begins at kv + b * block_stride_bytes.
+  int64_t rows = 0;                // >= 0; 0 is a no-op
+  int64_t width = 0;               // > 0
+  int64_t x_stride = 0;            // >= width
+  int64_t block_stride_bytes = 0;  // > 0
+  DType kv_dtype = DType::kBf16;   // kF32 or kBf16
+};
+
 }  // namespace lynx::kernels
