@@ -50,58 +50,23 @@ absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(const Json& root, const 
   return tokens;
 }
 
-// The ids that "TemplateProcessing" puts before and behind one sequence.
-absl::Status ReadTemplate(const Json& config, const std::string& place,
-                          std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
-  const Json* single = FindField(config, "single");
-  if (single == nullptr || !single->is_array()) return BadJson(place, "'single' must be an array");
-  const Json* specials = FindField(config, "special_tokens");
-  bool behind = false;
-  for (const Json& item : *single) {
-    if (FindField(item, "Sequence") != nullptr) {
-      if (behind) return BadJson(place, "'single' names the sequence twice");
-      behind = true;
-      continue;
-    }
-    const Json* reference = FindField(item, "SpecialToken");
-    if (reference == nullptr) return BadJson(place, "'single' holds an unknown item");
-    LYNX_ASSIGN_OR_RETURN(const std::string name, internal::StringField(*reference, "id", place));
-    const Json* definition = specials == nullptr ? nullptr : FindField(*specials, name);
-    const Json* ids = definition == nullptr ? nullptr : FindField(*definition, "ids");
-    if (ids == nullptr || !ids->is_array()) {
-      return BadJson(place, "special token '" + name + "' has no ids");
-    }
-    for (const Json& id : *ids) {
-      LYNX_ASSIGN_OR_RETURN(const int32_t value, internal::ToTokenId(id, place));
-      (behind ? suffix : prefix).push_back(value);
-    }
-  }
-  if (!behind) return BadJson(place, "'single' does not name the sequence");
-  return absl::OkStatus();
-}
-
-absl::Status ReadPostProcessor(const Json* config, const std::string& place,
-                               std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
-  if (config == nullptr) return absl::OkStatus();
-  LYNX_ASSIGN_OR_RETURN(const std::string type, internal::StringField(*config, "type", place));
-  if (type == "ByteLevel") return absl::OkStatus();  // Trims offsets, which are not kept here.
-  if (type == "TemplateProcessing") return ReadTemplate(*config, place, prefix, suffix);
-  if (type == "Sequence") {
-    const Json* parts = FindField(*config, "processors");
-    if (parts == nullptr || !parts->is_array()) {
-      return BadJson(place, "'processors' must be an array");
-    }
-    for (size_t i = 0; i < parts->size(); ++i) {
-      LYNX_RETURN_IF_ERROR(ReadPostProcessor(
-          &(*parts)[i], absl::StrCat(place, ".processors[", i, "]"), prefix, suffix));
-    }
-    return absl::OkStatus();
-  }
-  return BadJson(place, "post_processor type '" + type +
-                            "' is not supported (ByteLevel, TemplateProcessing, Sequence)");
-}
-
 }  // namespace
+
+absl::StatusOr<bool> Tokenizer::Impl::SpellsSpecial(std::string_view text, TextRange part,
+                                                    std::span<const TextRange> plain) const {
+  if (!has_normalized_specials) return false;
+  auto range = std::partition_point(plain.begin(), plain.end(), [&](const TextRange& one) {
+    return one.end <= part.begin;
+  });
+  for (; range != plain.end() && range->begin < part.end; ++range) {
+    const size_t begin = std::max(range->begin, part.begin);
+    std::string given(text.substr(begin, std::min(range->end, part.end) - begin));
+    if (normalized_tokens.HasSpecial(given)) return true;
+    LYNX_RETURN_IF_ERROR(normalizer->Apply(given));
+    if (normalized_tokens.HasSpecial(given)) return true;
+  }
+  return false;
+}
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
@@ -120,15 +85,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
                                                                       file + ": decoder"));
   const Json* model = FindField(root, "model");
   if (model == nullptr) return BadJson(file, "'model' is missing");
-  // Files written before the field existed hold byte-pair models.
-  if (FindField(*model, "type") != nullptr) {
-    LYNX_ASSIGN_OR_RETURN(const std::string type,
-                          internal::StringField(*model, "type", file + ": model"));
-    if (type != "BPE") {
-      return BadJson(file + ": model", "type '" + type + "' is not supported (BPE)");
-    }
-  }
-  LYNX_ASSIGN_OR_RETURN(impl->model, internal::Bpe::Create(*model, file + ": model"));
+  LYNX_ASSIGN_OR_RETURN(impl->model, internal::CreateModel(*model, file + ": model"));
 
   const auto add = [&impl](const std::string& content, int32_t id, bool special) -> absl::Status {
     if (static_cast<size_t>(id) >= impl->tokens.size()) {
@@ -165,6 +122,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
     if (token.normalized) LYNX_RETURN_IF_ERROR(impl->normalizer->Apply(spelling));
     // Decoded as it is spelt in normalised text, as the reference does.
     LYNX_RETURN_IF_ERROR(add(spelling, token.id, token.special));
+    impl->has_normalized_specials =
+        impl->has_normalized_specials || (token.normalized && token.special);
     (token.normalized ? normalized : raw).push_back(token);
     (token.normalized ? normalized_spellings : raw_spellings).push_back(std::move(spelling));
   }
@@ -172,9 +131,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
   impl->normalized_tokens = internal::AddedTokenFinder(std::move(normalized), normalized_spellings);
 
   const std::string post = file + ": post_processor";
-  LYNX_RETURN_IF_ERROR(ReadPostProcessor(FindField(root, "post_processor"), post, impl->prefix_ids,
-                                         impl->suffix_ids));
-  for (const auto* ids : {&impl->prefix_ids, &impl->suffix_ids}) {
+  LYNX_ASSIGN_OR_RETURN(impl->post_processor,
+                        internal::CreatePostProcessor(FindField(root, "post_processor"), post));
+  for (const auto* ids : {&impl->post_processor.prefix, &impl->post_processor.suffix}) {
     for (const int32_t id : *ids) {
       if (impl->Find(id) == nullptr) return BadJson(post, absl::StrCat("id ", id, " is no token"));
     }
@@ -190,7 +149,7 @@ absl::Status Tokenizer::AddConfiguredBos(const std::string& file) {
   LYNX_RETURN_IF_ERROR(config.status());
   LYNX_ASSIGN_OR_RETURN(const bool add, internal::BoolField(*config, "add_bos_token", false, file));
   const Json* bos = FindField(*config, "bos_token");
-  if (!add || bos == nullptr || !impl_->prefix_ids.empty()) return absl::OkStatus();
+  if (!add || bos == nullptr || !impl_->post_processor.prefix.empty()) return absl::OkStatus();
   // Either the spelling itself or an object that describes the token.
   const Json* content = bos->is_object() ? FindField(*bos, "content") : bos;
   if (content == nullptr || !content->is_string()) {
@@ -200,12 +159,13 @@ absl::Status Tokenizer::AddConfiguredBos(const std::string& file) {
   if (!id.has_value()) {
     return BadJson(file, "bos_token '" + content->get<std::string>() + "' is no token");
   }
-  impl_->prefix_ids.push_back(*id);
+  impl_->post_processor.prefix.push_back(*id);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
-                                                       bool add_special_tokens) const {
+                                                       bool add_special_tokens,
+                                                       std::span<const TextRange> plain) const {
   if (text.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("text of ", text.size(), " bytes is over the limit of ", kMaxTextBytes));
@@ -218,15 +178,21 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
     i += length;
   }
   std::vector<int32_t> ids;
-  if (add_special_tokens) ids = impl_->prefix_ids;
-  for (const auto& outer : impl_->raw_tokens.Find(text)) {
+  if (add_special_tokens) ids = impl_->post_processor.prefix;
+  for (const auto& outer : impl_->raw_tokens.Find(text, plain)) {
     if (outer.id >= 0) {
       ids.push_back(outer.id);
       continue;
     }
     std::string normalized(text.substr(outer.begin, outer.end - outer.begin));
     LYNX_RETURN_IF_ERROR(impl_->normalizer->Apply(normalized));
-    for (const auto& inner : impl_->normalized_tokens.Find(normalized)) {
+    // Places in normalised text are not those of `plain`: the whole part is plain when what users
+    // wrote of it spells a special token.
+    LYNX_ASSIGN_OR_RETURN(const bool is_plain,
+                          impl_->SpellsSpecial(text, {outer.begin, outer.end}, plain));
+    std::vector<TextRange> inner_plain;
+    if (is_plain) inner_plain.push_back({0, normalized.size()});
+    for (const auto& inner : impl_->normalized_tokens.Find(normalized, inner_plain)) {
       if (inner.id >= 0) {
         ids.push_back(inner.id);
         continue;
@@ -242,7 +208,8 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
     }
   }
   if (add_special_tokens) {
-    ids.insert(ids.end(), impl_->suffix_ids.begin(), impl_->suffix_ids.end());
+    const std::vector<int32_t>& suffix = impl_->post_processor.suffix;
+    ids.insert(ids.end(), suffix.begin(), suffix.end());
   }
   return ids;
 }

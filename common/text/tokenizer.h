@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/text/text_range.h"
 
 namespace lynx::text {
 
@@ -19,8 +20,9 @@ class IncrementalDetokenizer;
 // Text to token ids and back, as the `tokenizer.json` of a Hugging Face model folder says.
 //
 // Covers byte-pair encoding, byte-level (GPT-2, Qwen, Llama 3, DeepSeek) or with metaspace and byte
-// fallback (Mixtral). A file that asks for anything else does not load: it would give other ids
-// than the model was trained on. `truncation` and `padding` of the file are not applied.
+// fallback (Mixtral), and unigram models of SentencePiece. A file that asks for anything else does
+// not load: it would give other ids than the model was trained on. `truncation` and `padding` of
+// the file are not applied.
 //
 // Immutable after Load() but for an internal, bounded cache; any number of threads may call.
 class Tokenizer {
@@ -32,16 +34,17 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // The spelling of a special token inside `text` becomes that token: a caller that must not let
-  // users write control tokens checks with IsSpecial(). `add_special_tokens` adds what the file's
-  // post-processor adds (often a beginning-of-sequence token); chat templates write theirs
-  // themselves.
+  // The spelling of a special token inside `text` becomes that token, except where it touches a
+  // range of `plain` (in order, apart): what users wrote there stays ordinary text, so that they
+  // cannot write control tokens. `add_special_tokens` adds what the file's post-processor adds
+  // (often a beginning-of-sequence token); chat templates write theirs themselves.
   //
   //   InvalidArgument    `text` is not valid UTF-8 (names the byte), or over 256 MiB.
   //   ResourceExhausted  the split pattern ran into its matching limit.
   //
   // O(n log n) in the longest word, linear in the rest.
-  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special_tokens) const;
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special_tokens,
+                                              std::span<const TextRange> plain = {}) const;
 
   // Valid UTF-8 always: malformed parts and an unfinished end become U+FFFD. Ids that name no token
   // count for nothing. Joined TokenBytes() are the raw bytes.

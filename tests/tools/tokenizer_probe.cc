@@ -2,10 +2,11 @@
 //
 //   tokenizer_probe MODEL_DIR < requests.jsonl > answers.jsonl
 //
-// Request {"text": ...}: answer {"ids", "decoded", "decoded_skip", "cuts"}, where cuts[i] is the
-// joined stream of ids[i..] behind the prompt ids[..i].
-// Request {"ids": [...]}: answer {"decoded", "decoded_skip", "deltas", "resumed"}, where deltas are
-// what each Push and the Flush gave, and resumed[i] the joined rest after i tokens already sent.
+// Request {"text": ..., "cuts": bool}: answer {"ids", "ids_with_special", "ids_as_text",
+// "decoded", "decoded_skip", "cuts"}, where cuts[i] is the joined stream of ids[i..] behind the
+// prompt ids[..i]. Request {"ids": [...]}: answer {"decoded", "decoded_skip", "deltas", "resumed"},
+// where deltas are what each Push and the Flush gave, and resumed[i] the joined rest after i tokens
+// already sent.
 #include <cstdint>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -37,7 +38,10 @@ Json Answer(const Tokenizer& tokenizer, const Json& request) {
     if (!encoded.ok()) return {{"error", std::string(encoded.status().message())}};
     ids = *encoded;
     answer["ids"] = ids;
-    answer["ids_with_special"] = tokenizer.Encode(request["text"].get<std::string>(), true).value();
+    const auto text = request["text"].get<std::string>();
+    answer["ids_with_special"] = tokenizer.Encode(text, true).value();
+    const lynx::text::TextRange all{0, text.size()};
+    answer["ids_as_text"] = tokenizer.Encode(text, false, {&all, 1}).value();
   } else {
     ids = request["ids"].get<std::vector<int32_t>>();
   }
@@ -45,6 +49,7 @@ Json Answer(const Tokenizer& tokenizer, const Json& request) {
   answer["decoded_skip"] = tokenizer.Decode(ids, true);
   const std::span<const int32_t> all = ids;
   if (from_text) {
+    if (!request["cuts"].get<bool>()) return answer;
     for (size_t cut = 0; cut <= ids.size(); ++cut) {
       answer["cuts"].push_back(
           Join(IncrementalDetokenizer(tokenizer, all.first(cut), false), all.subspan(cut)));

@@ -62,39 +62,42 @@ bool TouchesWord(std::string_view before, std::string_view after) {
 
 AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens,
                                    const std::vector<std::string>& spellings)
-    : tokens_(std::move(tokens)), ends_(1, -1) {
+    : tokens_(std::move(tokens)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     if (spellings[i].empty()) continue;
-    uint32_t node = 0;
-    for (const char c : spellings[i]) {
-      const uint64_t key = (uint64_t{node} << 8) | static_cast<uint8_t>(c);
-      const auto [edge, is_new] = edges_.try_emplace(key, static_cast<uint32_t>(ends_.size()));
-      if (is_new) ends_.push_back(-1);
-      node = edge->second;
-    }
-    if (ends_[node] < 0) ends_[node] = static_cast<int32_t>(i);
+    spellings_.Insert(spellings[i], static_cast<int32_t>(i));
     starts_[static_cast<uint8_t>(spellings[i][0])] = true;
   }
 }
 
 int32_t AddedTokenFinder::LongestAt(std::string_view text, size_t& length) const {
   int32_t found = -1;
-  uint32_t node = 0;
+  ByteTrie::Node node = ByteTrie::kRoot;
   for (size_t i = 0; i < text.size(); ++i) {
-    const auto edge = edges_.find((uint64_t{node} << 8) | static_cast<uint8_t>(text[i]));
-    if (edge == edges_.end()) break;
-    node = edge->second;
-    if (ends_[node] >= 0) {
-      found = ends_[node];
+    node = spellings_.Next(node, text[i]);
+    if (node == ByteTrie::kNone) break;
+    if (const int32_t index = spellings_.Value(node); index >= 0) {
+      found = index;
       length = i + 1;
     }
   }
   return found;
 }
 
-std::vector<AddedTokenFinder::Range> AddedTokenFinder::Find(std::string_view text) const {
+bool AddedTokenFinder::HasSpecial(std::string_view text) const {
+  const std::vector<Range> ranges = Find(text);
+  return std::any_of(ranges.begin(), ranges.end(), [this](const Range& range) {
+    return range.id >= 0 && std::any_of(tokens_.begin(), tokens_.end(), [&](const AddedToken& t) {
+             return t.special && t.id == range.id;
+           });
+  });
+}
+
+std::vector<AddedTokenFinder::Range> AddedTokenFinder::Find(
+    std::string_view text, std::span<const TextRange> plain) const {
   std::vector<Range> ranges;
   size_t covered = 0;
+  auto next_plain = plain.begin();
   for (size_t at = 0; at < text.size();) {
     size_t length = 0;
     const int32_t index =
@@ -107,6 +110,10 @@ std::vector<AddedTokenFinder::Range> AddedTokenFinder::Find(std::string_view tex
     size_t begin = at;
     size_t end = at + length;
     at = end;
+    if (token.special) {
+      while (next_plain != plain.end() && next_plain->end <= begin) ++next_plain;
+      if (next_plain != plain.end() && next_plain->begin < end) continue;
+    }
     if (token.single_word && TouchesWord(text.substr(0, begin), text.substr(end))) continue;
     // White space that the previous token took along is not taken twice.
     if (token.lstrip) begin = std::max(begin - TrailingSpace(text.substr(0, begin)), covered);

@@ -2,11 +2,13 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "common/text/internal/byte_trie.h"
+#include "common/text/text_range.h"
 
 namespace lynx::text::internal {
 
@@ -34,8 +36,11 @@ class AddedTokenFinder {
   // `spellings[i]` is how tokens[i] is spelt in the searched text; of equal ones the first wins.
   AddedTokenFinder(std::vector<AddedToken> tokens, const std::vector<std::string>& spellings);
 
-  // Covers `text` with tokens and the text between them, in order.
-  std::vector<Range> Find(std::string_view text) const;
+  // Covers `text` with tokens and the text between them, in order. Special tokens that touch a
+  // range of `plain` (in order, apart) are ordinary text.
+  std::vector<Range> Find(std::string_view text, std::span<const TextRange> plain = {}) const;
+  // Whether the spelling of a special token is found in `text`.
+  bool HasSpecial(std::string_view text) const;
 
  private:
   // The index in tokens_ of the longest token at the start of `text`, or -1; and its length.
@@ -43,9 +48,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   std::array<bool, 256> starts_{};  // Bytes that some spelling starts with.
-  // Trie: (node << 8 | byte) -> node; ends_[node] is the token that ends there, or -1.
-  absl::flat_hash_map<uint64_t, uint32_t> edges_;
-  std::vector<int32_t> ends_;
+  ByteTrie spellings_;              // Their values are indices of tokens_.
 };
 
 }  // namespace lynx::text::internal

@@ -5,7 +5,6 @@
 #include <queue>
 #include <tuple>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -13,9 +12,6 @@
 
 namespace lynx::text::internal {
 namespace {
-
-constexpr size_t kMaxCachedWordBytes = 128;
-constexpr size_t kMaxCachedWordsPerShard = 4096;
 
 absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -32,7 +28,7 @@ struct Candidate {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Create(const Json& model, std::string_view place) {
+absl::StatusOr<std::unique_ptr<Model>> Bpe::Create(const Json& model, std::string_view place) {
   auto bpe = std::unique_ptr<Bpe>(new Bpe());
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* value = FindField(model, affix);
@@ -118,11 +114,6 @@ absl::Status Bpe::ReadMerges(const Json& merges, std::string_view place) {
   return absl::OkStatus();
 }
 
-int32_t Bpe::Find(std::string_view token) const {
-  const auto it = vocab_.find(ToAbsl(token));
-  return it == vocab_.end() ? -1 : it->second;
-}
-
 const Bpe::Merge* Bpe::FindMerge(int32_t left, int32_t right) const {
   const auto it =
       merges_.find((uint64_t{static_cast<uint32_t>(left)} << 32) | static_cast<uint32_t>(right));
@@ -136,25 +127,9 @@ void Bpe::Encode(std::string_view word, std::vector<int32_t>& ids) const {
       return;
     }
   }
-  if (word.size() > kMaxCachedWordBytes) {
-    MergeSymbols(Symbols(word), ids);
-    return;
-  }
-  CacheShard& shard = cache_[absl::Hash<absl::string_view>()(ToAbsl(word)) % cache_.size()];
-  {
-    MutexLock lock(shard.mu);
-    const auto it = shard.words.find(ToAbsl(word));
-    if (it != shard.words.end()) {
-      ids.insert(ids.end(), it->second.begin(), it->second.end());
-      return;
-    }
-  }
-  std::vector<int32_t> fresh;
-  MergeSymbols(Symbols(word), fresh);
-  ids.insert(ids.end(), fresh.begin(), fresh.end());
-  MutexLock lock(shard.mu);
-  if (shard.words.size() >= kMaxCachedWordsPerShard) shard.words.clear();
-  shard.words.emplace(word, std::move(fresh));
+  cache_.Append(word, ids, [this](std::string_view text, std::vector<int32_t>& out) {
+    MergeSymbols(Symbols(text), out);
+  });
 }
 
 std::vector<int32_t> Bpe::Symbols(std::string_view word) const {

@@ -10,36 +10,26 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "common/base/mutex.h"
 #include "common/text/internal/json_file.h"
+#include "common/text/internal/model.h"
+#include "common/text/internal/word_cache.h"
 
 namespace lynx::text::internal {
 
 // Byte-pair encoding of one word at a time: the "model" of tokenizer.json.
 //
 // Immutable but for a bounded cache of short words; thread-safe. O(n log n) in the word's length.
-class Bpe {
+class Bpe : public Model {
  public:
   // `place` names the model in errors. Refuses a merge whose parts or result the vocabulary lacks.
-  static absl::StatusOr<std::unique_ptr<Bpe>> Create(const Json& model, std::string_view place);
+  static absl::StatusOr<std::unique_ptr<Model>> Create(const Json& model, std::string_view place);
 
-  // Appends the ids of `word` (valid UTF-8).
-  void Encode(std::string_view word, std::vector<int32_t>& ids) const;
-
-  const absl::flat_hash_map<std::string, int32_t>& vocab() const { return vocab_; }
-  // The id of a word of the vocabulary, or -1.
-  int32_t Find(std::string_view token) const;
+  void Encode(std::string_view word, std::vector<int32_t>& ids) const override;
 
  private:
   struct Merge {
     int32_t rank;
     int32_t id;
-  };
-  // Words repeat a lot; entries beyond the bound empty their shard, so that a flood of rare words
-  // cannot keep the common ones out for good.
-  struct CacheShard {
-    Mutex mu;
-    absl::flat_hash_map<std::string, std::vector<int32_t>> words LYNX_GUARDED_BY(mu);
   };
 
   Bpe() = default;
@@ -49,7 +39,6 @@ class Bpe {
   void MergeSymbols(const std::vector<int32_t>& symbols, std::vector<int32_t>& ids) const;
   const Merge* FindMerge(int32_t left, int32_t right) const;
 
-  absl::flat_hash_map<std::string, int32_t> vocab_;
   absl::flat_hash_map<uint64_t, Merge> merges_;
   std::array<int32_t, 0x800> char_ids_{};  // Of one- and two-byte characters; -1: not a token.
   std::array<int32_t, 256> byte_ids_{};    // Of "<0xNN>"; -1: not a token.
@@ -57,7 +46,7 @@ class Bpe {
   bool fuse_unknown_ = false;
   bool ignore_merges_ = false;
   int32_t unknown_id_ = -1;
-  mutable std::array<CacheShard, 16> cache_;
+  mutable WordCache cache_;
 };
 
 }  // namespace lynx::text::internal

@@ -3,6 +3,8 @@
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
 #include <unicode/stringpiece.h>
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/text/internal/pre_tokenizer.h"
 #include "common/text/internal/regex.h"
 
 namespace lynx::text::internal {
@@ -80,6 +83,72 @@ class Replace : public Normalizer {
   const std::string content_;
 };
 
+// Calls `use(code_point, begin, end)` for every character of `text`.
+template <typename Use>
+void ForEachChar(std::string_view text, const Use& use) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+  const auto size = static_cast<int32_t>(text.size());
+  for (int32_t at = 0; at < size;) {
+    const int32_t begin = at;
+    UChar32 c = 0;
+    U8_NEXT_OR_FFFD(bytes, at, size, c);
+    use(c, static_cast<size_t>(begin), static_cast<size_t>(at));
+  }
+}
+
+// Character by character: without the rules for a word's end that a whole text would have.
+class Lowercase : public Normalizer {
+ public:
+  absl::Status Apply(std::string& text) const override {
+    std::string out;
+    out.reserve(text.size());
+    ForEachChar(text, [&out](UChar32 c, size_t, size_t) {
+      // The one character whose lower case is two.
+      if (c == 0x130) {
+        out += "i\u0307";
+      } else {
+        AppendUtf8(static_cast<char32_t>(u_tolower(c)), out);
+      }
+    });
+    text = std::move(out);
+    return absl::OkStatus();
+  }
+};
+
+class Strip : public Normalizer {
+ public:
+  Strip(bool left, bool right) : left_(left), right_(right) {}
+  absl::Status Apply(std::string& text) const override {
+    size_t begin = std::string::npos;  // Of the first character that is no white space,
+    size_t end = 0;                    // and behind the last.
+    ForEachChar(text, [&](UChar32 c, size_t first, size_t behind) {
+      if (u_isUWhiteSpace(c)) return;
+      begin = std::min(begin, first);
+      end = behind;
+    });
+    if (right_) text.resize(end);
+    if (left_) text.erase(0, std::min(begin, text.size()));
+    return absl::OkStatus();
+  }
+
+ private:
+  const bool left_;
+  const bool right_;
+};
+
+class StripAccents : public Normalizer {
+ public:
+  absl::Status Apply(std::string& text) const override {
+    std::string out;
+    out.reserve(text.size());
+    ForEachChar(text, [&](UChar32 c, size_t begin, size_t end) {
+      if ((U_GET_GC_MASK(c) & U_GC_M_MASK) == 0) out.append(text, begin, end - begin);
+    });
+    text = std::move(out);
+    return absl::OkStatus();
+  }
+};
+
 class NormalizerSequence : public Normalizer {
  public:
   explicit NormalizerSequence(std::vector<std::unique_ptr<Normalizer>> steps)
@@ -121,6 +190,13 @@ absl::StatusOr<std::unique_ptr<Normalizer>> CreateNormalizer(const Json* config,
   if (type == "NFD") return CreateForm(Nfd);
   if (type == "NFKC") return CreateForm(Nfkc);
   if (type == "NFKD") return CreateForm(Nfkd);
+  if (type == "Lowercase") return std::make_unique<Lowercase>();
+  if (type == "StripAccents") return std::make_unique<StripAccents>();
+  if (type == "Strip") {
+    LYNX_ASSIGN_OR_RETURN(const bool left, BoolField(*config, "strip_left", true, place));
+    LYNX_ASSIGN_OR_RETURN(const bool right, BoolField(*config, "strip_right", true, place));
+    return std::make_unique<Strip>(left, right);
+  }
   if (type == "Prepend") {
     LYNX_ASSIGN_OR_RETURN(std::string prefix, StringField(*config, "prepend", place));
     return std::make_unique<Prepend>(std::move(prefix));
@@ -144,9 +220,9 @@ absl::StatusOr<std::unique_ptr<Normalizer>> CreateNormalizer(const Json* config,
     }
     return std::make_unique<NormalizerSequence>(std::move(steps));
   }
-  return BadJson(place,
-                 "normalizer type '" + type +
-                     "' is not supported (NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence)");
+  return BadJson(place, "normalizer type '" + type +
+                            "' is not supported (Lowercase, NFC, NFD, NFKC, NFKD, Prepend, "
+                            "Replace, Sequence, Strip, StripAccents)");
 }
 
 }  // namespace lynx::text::internal

@@ -19,8 +19,9 @@ class Normalizer {
   virtual absl::Status Apply(std::string& text) const = 0;
 };
 
-// NFC, NFD, NFKC, NFKD, Prepend, Replace and Sequence; null gives one that changes nothing. Any
-// other type is refused by name: a skipped normalizer would give other tokens, silently.
+// Lowercase, NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence, Strip and StripAccents; null gives
+// one that changes nothing. Any other type is refused by name: a skipped normalizer would give
+// other tokens, silently.
 absl::StatusOr<std::unique_ptr<Normalizer>> CreateNormalizer(const Json* config,
                                                              std::string_view place);
 

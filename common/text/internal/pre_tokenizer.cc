@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 #include "common/text/internal/regex.h"
 
 namespace lynx::text::internal {
@@ -15,6 +16,12 @@ namespace {
 // The pattern that "use_regex" of ByteLevel stands for (GPT-2's).
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// Sets of characters as Rust's regex library has them.
+constexpr std::string_view kSpace = R"(\p{White_Space})";
+constexpr std::string_view kWordChar = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control})";
+// Punctuation of any script, and what ASCII has of symbols.
+constexpr std::string_view kPunctuation = R"([\p{P}$+<=>^`|~])";
 
 enum class Behavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
@@ -208,6 +215,15 @@ absl::StatusOr<Behavior> ParseBehavior(const std::string& name, std::string_view
   return BadJson(place, "unknown behavior '" + name + "'");
 }
 
+absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
+
+// `pattern` in PCRE2's own syntax.
+absl::StatusOr<std::unique_ptr<PreTokenizer>> CreateSplit(const std::string& pattern,
+                                                          Behavior behavior, bool invert = false) {
+  LYNX_ASSIGN_OR_RETURN(Regex regex, Regex::CompileNative(pattern));
+  return std::make_unique<PatternSplit>(std::move(regex), behavior, invert);
+}
+
 absl::StatusOr<std::unique_ptr<PreTokenizer>> CreateMetaspace(const Json& config,
                                                               std::string_view place) {
   LYNX_ASSIGN_OR_RETURN(const std::string mark, StringField(config, "replacement", place));
@@ -284,9 +300,29 @@ absl::StatusOr<std::unique_ptr<PreTokenizer>> CreatePreTokenizer(const Json* con
   }
   if (type == "Digits") {
     LYNX_ASSIGN_OR_RETURN(const bool single, BoolField(*config, "individual_digits", false, place));
-    LYNX_ASSIGN_OR_RETURN(Regex pattern, Regex::Compile(R"(\p{N})"));
-    return std::make_unique<PatternSplit>(
-        std::move(pattern), single ? Behavior::kIsolated : Behavior::kContiguous, false);
+    return CreateSplit(R"(\p{N})", single ? Behavior::kIsolated : Behavior::kContiguous);
+  }
+  if (type == "Punctuation") {
+    Behavior behavior = Behavior::kIsolated;
+    if (FindField(*config, "behavior") != nullptr) {
+      LYNX_ASSIGN_OR_RETURN(const std::string name, StringField(*config, "behavior", place));
+      LYNX_ASSIGN_OR_RETURN(behavior, ParseBehavior(name, place));
+    }
+    return CreateSplit(std::string(kPunctuation), behavior);
+  }
+  if (type == "Whitespace") {
+    const std::string word =
+        absl::StrCat("[", ToAbsl(kWordChar), "]+|[^", ToAbsl(kWordChar), ToAbsl(kSpace), "]+");
+    return CreateSplit(word, Behavior::kRemoved, /*invert=*/true);
+  }
+  if (type == "WhitespaceSplit") return CreateSplit(std::string(kSpace), Behavior::kRemoved);
+  if (type == "CharDelimiterSplit") {
+    LYNX_ASSIGN_OR_RETURN(const std::string delimiter, StringField(*config, "delimiter", place));
+    if (delimiter.empty() || Utf8SequenceLength(delimiter) != delimiter.size()) {
+      return BadJson(place, "'delimiter' must be one character");
+    }
+    LYNX_ASSIGN_OR_RETURN(Regex pattern, Regex::Literal(delimiter));
+    return std::make_unique<PatternSplit>(std::move(pattern), Behavior::kRemoved, false);
   }
   if (type == "Metaspace") return CreateMetaspace(*config, place);
   if (type == "Sequence") {
@@ -304,7 +340,8 @@ absl::StatusOr<std::unique_ptr<PreTokenizer>> CreatePreTokenizer(const Json* con
     return std::make_unique<PreTokenizerSequence>(std::move(steps));
   }
   return BadJson(place, "pre_tokenizer type '" + type +
-                            "' is not supported (Split, ByteLevel, Digits, Metaspace, Sequence)");
+                            "' is not supported (ByteLevel, CharDelimiterSplit, Digits, Metaspace, "
+                            "Punctuation, Sequence, Split, Whitespace, WhitespaceSplit)");
 }
 
 }  // namespace lynx::text::internal

@@ -31,8 +31,8 @@ class PreTokenizer {
   virtual absl::Status Apply(SplitText& split) const = 0;
 };
 
-// Split, ByteLevel, Digits, Metaspace and Sequence; null gives one that changes nothing. Any other
-// type is refused by name.
+// ByteLevel, CharDelimiterSplit, Digits, Metaspace, Punctuation, Sequence, Split, Whitespace and
+// WhitespaceSplit; null gives one that changes nothing. Any other type is refused by name.
 absl::StatusOr<std::unique_ptr<PreTokenizer>> CreatePreTokenizer(const Json* config,
                                                                  std::string_view place);
 

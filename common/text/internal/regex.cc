@@ -170,6 +170,12 @@ absl::StatusOr<std::string> TranslatePattern(std::string_view pattern) {
 
 absl::StatusOr<Regex> Regex::Compile(std::string_view pattern) {
   LYNX_ASSIGN_OR_RETURN(const std::string translated, TranslatePattern(pattern));
+  absl::StatusOr<Regex> regex = CompileNative(translated);
+  if (!regex.ok()) return Refuse(pattern, std::string(regex.status().message()));
+  return regex;
+}
+
+absl::StatusOr<Regex> Regex::CompileNative(const std::string& pattern) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
@@ -177,12 +183,12 @@ absl::StatusOr<Regex> Regex::Compile(std::string_view pattern) {
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   // '^' and '$' match at lines in Ruby syntax.
   pcre2_code* code = pcre2_compile(
-      reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+      reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, context);
   pcre2_compile_context_free(context);
   if (code == nullptr) {
-    return Refuse(pattern,
-                  absl::StrCat(ErrorText(error), " (at ", offset, " of '", translated, "')"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(ErrorText(error), " (at ", offset, " of '", pattern, "')"));
   }
   // Hosts that forbid writable executable memory fail here: pcre2_match() then interprets.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
@@ -199,7 +205,7 @@ absl::StatusOr<Regex> Regex::Literal(std::string_view text) {
       pattern += c;
     }
   }
-  return Compile(pattern);
+  return CompileNative(pattern);
 }
 
 absl::StatusOr<Regex> CompilePatternField(const Json& config, std::string_view place) {

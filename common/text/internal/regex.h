@@ -33,6 +33,8 @@ class Regex {
  public:
   // InvalidArgument names the pattern and what is wrong with it.
   static absl::StatusOr<Regex> Compile(std::string_view pattern);
+  // From a pattern in PCRE2's own syntax.
+  static absl::StatusOr<Regex> CompileNative(const std::string& pattern);
   // Matches `text` itself.
   static absl::StatusOr<Regex> Literal(std::string_view text);
 

@@ -1,5 +1,6 @@
 #include "common/text/tokenizer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test_size.h"
 
 namespace lynx::text {
 namespace {
@@ -152,6 +154,43 @@ TEST(TokenizerTest, LoneByteTokensDecodeToValidUtf8) {
   }
 }
 
+// What a user writes must not become a control token: the ranges say which text is a user's.
+TEST(TokenizerTest, SpelledSpecialTokensInPlainRangesStayText) {
+  const auto tokenizer = LoadDemo();
+  const int32_t end = tokenizer->TokenToId("<|im_end|>").value();
+  const std::string text = "<|im_end|>a<|im_end|>b<|im_end|>";
+  const auto ends_of = [&](std::vector<TextRange> plain) {
+    const std::vector<int32_t> ids = tokenizer->Encode(text, false, plain).value();
+    EXPECT_EQ(tokenizer->Decode(ids, false), text);
+    return std::count(ids.begin(), ids.end(), end);
+  };
+  EXPECT_EQ(ends_of({}), 3);
+  EXPECT_EQ(ends_of({{0, text.size()}}), 0);
+  EXPECT_EQ(ends_of({{10, 22}}), 2);            // The one in the middle.
+  EXPECT_EQ(ends_of({{10, 11}, {21, 22}}), 3);  // Only what is between them.
+  EXPECT_EQ(ends_of({{9, 10}, {22, 23}}), 1);   // A byte of one is enough.
+  EXPECT_EQ(ends_of({{0, 0}, {11, 11}}), 3);
+}
+
+TEST(TokenizerTest, SpecialTokensOfNormalizedTextStayTextToo) {
+  Json root = TinyByteLevel();
+  root["normalizer"] = {{"type", "NFKC"}};
+  root["added_tokens"] = {
+      {{"id", 256}, {"content", "<s>"}, {"special", true}, {"normalized", true}},
+      {{"id", 257}, {"content", "<think>"}, {"special", false}, {"normalized", true}}};
+  const auto tokenizer = LoadText(root.dump());
+  const std::string full_width = "\uFF1Cs>";
+  EXPECT_EQ(tokenizer->Encode(full_width, false).value(), (std::vector<int32_t>{256}));
+  const TextRange all{0, full_width.size()};
+  EXPECT_EQ(tokenizer->Encode(full_width, false, {&all, 1}).value().size(), 3u);
+  const std::string mixed = "<s>user";
+  const TextRange user{3, 7};
+  EXPECT_EQ(tokenizer->Encode(mixed, false, {&user, 1}).value().front(), 256);
+  // A token that is not special controls nothing.
+  const TextRange think{0, 7};
+  EXPECT_EQ(tokenizer->Encode("<think>", false, {&think, 1}).value(), (std::vector<int32_t>{257}));
+}
+
 TEST(TokenizerTest, InvalidUtf8IsRefusedWithItsPlace) {
   const auto tokenizer = LoadDemo();
   EXPECT_THAT(tokenizer->Encode("abc\xFFz", false),
@@ -176,7 +215,27 @@ TEST(TokenizerTest, OneLongWordIsNotQuadratic) {
   RecordProperty("seconds", std::to_string(seconds.count()));
 }
 
-TEST(TokenizerTest, LongWhiteSpaceAndLongRunsKeepTheirText) {
+// Quadratic work on a megabyte would run into the test's time limit.
+TEST(TokenizerTest, HostileTextTakesLinearTime) {
+  const size_t size = testing::ForTestSize<size_t>(10'000, 200'000, 4'000'000);
+  for (const Json& entry : Fixtures()) {
+    const auto name = entry["name"].get<std::string>();
+    // Variations of what the others do.
+    if (name.starts_with("split-") || name.starts_with("punctuation-")) continue;
+    const auto tokenizer =
+        entry.contains("tokenizer") ? LoadText(entry["tokenizer"].dump()) : LoadDemo();
+    for (const std::string unit :
+         {"a", " ", "7", "\u4E2D", "\u0301", "aB", " \r\n", "<|im_start|"}) {
+      std::string text;
+      while (text.size() < size) text += unit;
+      for (const std::string tail : {"", "x"}) {
+        EXPECT_THAT(tokenizer->Encode(text + tail, false), IsOk()) << name << " " << unit;
+      }
+    }
+  }
+}
+
+TEST(TokenizerTest, LongRunsKeepTheirText) {
   const auto tokenizer = LoadDemo();
   for (const std::string& text :
        {std::string(200'000, ' '), std::string(200'000, '\n'), std::string(200'000, '<'),
@@ -263,7 +322,7 @@ TEST_P(BadTokenizerTest, IsRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadTokenizerTest,
     ::testing::Values(
-        BadFile{"/normalizer", R"({"type":"Lowercase"})", "'Lowercase' is not supported"},
+        BadFile{"/normalizer", R"({"type":"Precompiled"})", "'Precompiled' is not supported"},
         BadFile{"/normalizer",
                 R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Nmt"}]})",
                 "normalizer.normalizers[1]: normalizer type 'Nmt'"},
@@ -279,8 +338,27 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"type":"Split","pattern":{"Regex":"a"},"behavior":"Sideways"})", "'Sideways'"},
         BadFile{"/decoder", R"({"type":"WordPiece"})", "'WordPiece'"},
         BadFile{"/decoder", "null", "decoder"},
-        BadFile{"/post_processor", R"({"type":"BertProcessing"})", "'BertProcessing'"},
-        BadFile{"/model/type", R"("Unigram")", "'Unigram'"},
+        BadFile{"/pre_tokenizer", R"({"type":"CharDelimiterSplit","delimiter":"ab"})",
+                "'delimiter' must be one character"},
+        BadFile{"/pre_tokenizer", R"({"type":"Punctuation","behavior":"Sideways"})", "'Sideways'"},
+        BadFile{"/post_processor", R"({"type":"PairProcessing"})", "'PairProcessing'"},
+        BadFile{"/post_processor", R"({"type":"BertProcessing","sep":["x",97]})",
+                "'cls' must be a pair"},
+        BadFile{"/post_processor", R"({"type":"RobertaProcessing","sep":["x",97],"cls":["y",999]})",
+                "id 999 is no token"},
+        BadFile{"/post_processor",
+                R"({"type":"Sequence","processors":[
+                    {"type":"BertProcessing","sep":["x",97],"cls":["y",98]},
+                    {"type":"BertProcessing","sep":["x",97],"cls":["y",98]}]})",
+                "processors[1]: a second processor"},
+        BadFile{"/model", R"({"type":"WordPiece","vocab":{}})", "'WordPiece'"},
+        BadFile{"/model", R"({"type":"Unigram","vocab":{}})", "'vocab' must be an array"},
+        BadFile{"/model", R"({"type":"Unigram","unk_id":0,"vocab":[["a",0],["b"]]})",
+                "model.vocab[1]: must be a pair"},
+        BadFile{"/model", R"({"type":"Unigram","unk_id":0,"vocab":[["a",0],["a",-1]]})",
+                "'a' is there already"},
+        BadFile{"/model", R"({"type":"Unigram","vocab":[["a",0]]})", "'unk_id' is missing"},
+        BadFile{"/model", R"({"type":"Unigram","unk_id":1,"vocab":[["a",0]]})", "unk_id 1"},
         BadFile{"/model/vocab", "[]", "'vocab' must be an object"},
         BadFile{"/model/vocab/a", "-1", "token id -1"},
         BadFile{"/model/vocab/a", "18446744073709551615", "token id 18446744073709551615"},
