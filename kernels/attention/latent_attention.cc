@@ -1,0 +1,145 @@
+#include "kernels/attention/latent_attention.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "kernels/attention/attention_tiles.h"
+#include "kernels/attention/latent_attention_backends.h"
+
+namespace lynx::kernels {
+namespace {
+
+// Enough for the last of them to end at about the same time.
+constexpr int64_t kItemsPerThread = 8;
+// Of latents: the second tile of a row's heads is to find them in the cache.
+constexpr int64_t kMaxItemBytes = 1 << 20;
+
+struct WorkItem {
+  const AttentionTile* tile;
+  int32_t split_begin;
+  int32_t split_end;
+  LatentSums* sums;  // Null where the item is all that its tile needs.
+};
+
+struct Merge {
+  const AttentionTile* tile;
+  int32_t query;
+  LatentSums* sums;
+};
+
+absl::Status Validate(const LatentAttentionArgs& args) {
+  if (args.row_count < 0 || args.heads <= 0 || args.latent_dim <= 0 ||
+      args.latent_dim > kMaxLatentDim || args.rope_dim < 0 || args.rope_dim > kMaxLatentRopeDim ||
+      args.q_stride < args.heads * (args.latent_dim + args.rope_dim) ||
+      args.y_head_stride < args.latent_dim ||
+      args.y_stride < (args.heads - 1) * args.y_head_stride + args.latent_dim ||
+      args.block_stride_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LatentAttention: rows ", args.row_count, ", heads ", args.heads,
+                     ", latent_dim ", args.latent_dim, ", rope_dim ", args.rope_dim, ", q_stride ",
+                     args.q_stride, ", y_head_stride ", args.y_head_stride, ", y_stride ",
+                     args.y_stride, ", block_stride_bytes ", args.block_stride_bytes));
+  }
+  if (args.kv_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("LatentAttention: KV must be f32 or bf16");
+  }
+  if (args.compute_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("LatentAttention: compute dtype must be f32 or bf16");
+  }
+  for (int64_t r = 0; r < args.row_count; ++r) {
+    if (args.rows[r].position < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("LatentAttention: position ", args.rows[r].position, " of row ", r));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Isa IsaFor(const LatentAttentionArgs& args, const ExecContext& ctx) {
+  const bool bf16_products = args.compute_dtype == DType::kBf16 && args.kv_dtype == DType::kBf16 &&
+                             args.latent_dim % 32 == 0 && args.rope_dim % 32 == 0;
+  return bf16_products ? ctx.isa : std::min(ctx.isa, Isa::kAvx512);
+}
+
+// Tiles whose sequence is longer than a fair share of the work are cut along it. The tiles of one
+// row take turns then, so that the same thread reads the same latents for all its heads.
+void RunItems(const LatentAttentionArgs& args, const ExecContext& ctx) {
+  const std::vector<AttentionTile> tiles =
+      internal::MakeAttentionTiles(args.rows, args.row_count, args.heads);
+  const int64_t threads = ctx.team == nullptr ? 1 : ctx.team->threads();
+  int64_t splits = 0;
+  for (const AttentionTile& tile : tiles) splits += tile.splits;
+  const int64_t share = std::max<int64_t>(1, splits / (threads * kItemsPerThread));
+  auto is_cut = [&](const AttentionTile& tile) { return threads > 1 && tile.splits >= 2 * share; };
+  const int64_t split_bytes = kSplitTokens * (args.latent_dim + args.rope_dim) *
+                              static_cast<int64_t>(SizeOf(args.kv_dtype));
+  const auto step =
+      static_cast<int32_t>(std::min(share, std::max<int64_t>(1, kMaxItemBytes / split_bytes)));
+  int64_t sums_count = 0;
+  for (const AttentionTile& tile : tiles) {
+    if (is_cut(tile)) sums_count += tile.splits * tile.queries;
+  }
+  // Not a vector, which would write it all first.
+  const std::unique_ptr<LatentSums[]> all_sums(
+      sums_count > 0 ? new LatentSums[static_cast<size_t>(sums_count)] : nullptr);
+  LatentSums* sums = all_sums.get();
+  std::vector<WorkItem> items;
+  std::vector<Merge> merges;
+  for (auto first = tiles.begin(), last = first; first != tiles.end(); first = last) {
+    const int32_t* blocks = args.rows[first->row].blocks;
+    std::vector<LatentSums*> tile_sums;
+    int32_t most_splits = 0;
+    for (; last != tiles.end() && args.rows[last->row].blocks == blocks; ++last) {
+      if (!is_cut(*last)) {
+        items.push_back({&*last, 0, last->splits, nullptr});
+        tile_sums.push_back(nullptr);
+        continue;
+      }
+      for (int32_t query = 0; query < last->queries; ++query) {
+        merges.push_back({&*last, query, sums});
+      }
+      tile_sums.push_back(sums);
+      sums += last->splits * last->queries;
+      most_splits = std::max(most_splits, last->splits);
+    }
+    for (int32_t split = 0; split < most_splits; split += step) {
+      for (auto tile = first; tile != last; ++tile) {
+        LatentSums* to = tile_sums[static_cast<size_t>(tile - first)];
+        if (to == nullptr || split >= tile->splits) continue;
+        items.push_back({&*tile, split, std::min(split + step, tile->splits), to});
+      }
+    }
+  }
+  const Isa isa = IsaFor(args, ctx);
+  const auto body = internal::LatentAttentionItemFor(isa);
+  const auto merge = internal::LatentAttentionMergeFor(isa);
+  ForEach(ctx, static_cast<int64_t>(items.size()), [&](int64_t i) {
+    const WorkItem& item = items[static_cast<size_t>(i)];
+    body(args, *item.tile, item.split_begin, item.split_end, item.sums);
+  });
+  ForEach(ctx, static_cast<int64_t>(merges.size()), [&](int64_t i) {
+    const Merge& item = merges[static_cast<size_t>(i)];
+    merge(args, *item.tile, item.query, item.sums);
+  });
+}
+
+}  // namespace
+
+absl::Status LatentAttention(const LatentAttentionArgs& args, const ExecContext& ctx) {
+  LYNX_RETURN_IF_ERROR(Validate(args));
+  LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
+  switch (ctx.backend) {
+    case Backend::kReference:
+      internal::LatentAttentionReference(args);
+      break;
+    case Backend::kCpu:
+      RunItems(args, ctx);
+      break;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lynx::kernels

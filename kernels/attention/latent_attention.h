@@ -1,0 +1,19 @@
+#pragma once
+
+#include "absl/status/status.h"
+#include "kernels/attention/latent_attention_args.h"  // IWYU pragma: export
+#include "kernels/core/exec_context.h"
+
+namespace lynx::kernels {
+
+// y overlaps nothing else; memory between its heads is not written. KV after a row's position never
+// counts, so it may hold anything. Every row takes this form, of a prompt or generated, so that its
+// bits do not tell which it was.
+//
+// Numerics: as PagedAttention, to the same bounds.
+//
+//   InvalidArgument  args breaks a bound above; y is untouched.
+//   Unavailable      this machine cannot run ctx.
+absl::Status LatentAttention(const LatentAttentionArgs& args, const ExecContext& ctx);
+
+}  // namespace lynx::kernels

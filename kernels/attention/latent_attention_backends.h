@@ -1,0 +1,32 @@
+#pragma once
+
+#include "kernels/attention/latent_attention_args.h"
+#include "kernels/attention/paged_attention_backends.h"
+
+namespace lynx::kernels {
+
+inline constexpr int64_t kMaxLatentWidth = kMaxLatentDim + kMaxLatentRopeDim;
+
+// What a query has of some tokens, as AttentionSums.
+struct alignas(64) LatentSums {
+  float sum[kMaxLatentDim];  // [latent_dim]
+  float total[16];
+  float largest;
+};
+
+namespace internal {
+void LatentAttentionReference(const LatentAttentionArgs& args);
+}  // namespace internal
+}  // namespace lynx::kernels
+
+// Tiles have the heads of a row for the group of a KV head. The bodies with bf16 products take bf16
+// KV, bf16 compute, and a latent_dim and rope_dim that are multiples of 32.
+//
+// Writes y where `sums` is null: all splits of the tile are then given. Else writes the sums of
+// each split to sums[split * queries + query].
+LYNX_BF16_KERNEL_BODY(void, LatentAttentionItem, const LatentAttentionArgs& args,
+                      const AttentionTile& tile, int32_t split_begin, int32_t split_end,
+                      LatentSums* sums)
+// Writes y of one query of a tile from the sums of all its splits, which it spoils.
+LYNX_BF16_KERNEL_BODY(void, LatentAttentionMerge, const LatentAttentionArgs& args,
+                      const AttentionTile& tile, int query, LatentSums* sums)
