@@ -55,9 +55,8 @@ absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(const Json& root, const 
 absl::StatusOr<bool> Tokenizer::Impl::SpellsSpecial(std::string_view text, TextRange part,
                                                     std::span<const TextRange> plain) const {
   if (!has_normalized_specials) return false;
-  auto range = std::partition_point(plain.begin(), plain.end(), [&](const TextRange& one) {
-    return one.end <= part.begin;
-  });
+  auto range = std::partition_point(plain.begin(), plain.end(),
+                                    [&](const TextRange& one) { return one.end <= part.begin; });
   for (; range != plain.end() && range->begin < part.end; ++range) {
     const size_t begin = std::max(range->begin, part.begin);
     std::string given(text.substr(begin, std::min(range->end, part.end) - begin));
@@ -74,6 +73,21 @@ Tokenizer::~Tokenizer() = default;
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem::path& model_dir) {
   const std::string file = (model_dir / "tokenizer.json").string();
   LYNX_ASSIGN_OR_RETURN(const Json root, internal::ReadJsonObject(file, kMaxTokenizerBytes));
+  LYNX_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl, Impl::Create(root, file));
+  auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
+  LYNX_RETURN_IF_ERROR(tokenizer->AddConfiguredBos((model_dir / "tokenizer_config.json").string()));
+  return tokenizer;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view tokenizer_json) {
+  const std::string place = "tokenizer.json";
+  LYNX_ASSIGN_OR_RETURN(const Json root, internal::ParseJsonObject(tokenizer_json, place));
+  LYNX_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl, Impl::Create(root, place));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer::Impl>> Tokenizer::Impl::Create(const Json& root,
+                                                                         const std::string& file) {
   auto impl = std::make_unique<Impl>();
 
   LYNX_ASSIGN_OR_RETURN(impl->normalizer, internal::CreateNormalizer(FindField(root, "normalizer"),
@@ -138,9 +152,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
       if (impl->Find(id) == nullptr) return BadJson(post, absl::StrCat("id ", id, " is no token"));
     }
   }
-  auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
-  LYNX_RETURN_IF_ERROR(tokenizer->AddConfiguredBos((model_dir / "tokenizer_config.json").string()));
-  return tokenizer;
+  return impl;
 }
 
 absl::Status Tokenizer::AddConfiguredBos(const std::string& file) {

@@ -30,6 +30,9 @@ class Tokenizer {
   // NotFound or InvalidArgument name the file and the place in it.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir);
 
+  // From the text of a tokenizer.json.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view tokenizer_json);
+
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;

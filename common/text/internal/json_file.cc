@@ -39,15 +39,19 @@ absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, i
 
 absl::StatusOr<Json> ReadJsonObject(const std::filesystem::path& path, int64_t max_bytes) {
   LYNX_ASSIGN_OR_RETURN(const std::string content, ReadBoundedFile(path, max_bytes));
+  return ParseJsonObject(content, path.string());
+}
+
+absl::StatusOr<Json> ParseJsonObject(std::string_view content, std::string_view place) {
   if (absl::Status shape = CheckJsonShape(content, kMaxJsonDepth, kMaxElements); !shape.ok()) {
-    return BadJson(path.string(), std::string(shape.message()));
+    return BadJson(place, std::string(shape.message()));
   }
   try {
     Json parsed = Json::parse(content);
-    if (!parsed.is_object()) return BadJson(path.string(), "the root is not an object");
+    if (!parsed.is_object()) return BadJson(place, "the root is not an object");
     return parsed;
   } catch (const Json::exception& e) {
-    return BadJson(path.string(), ReplaceInvalidUtf8(e.what()));
+    return BadJson(place, ReplaceInvalidUtf8(e.what()));
   }
 }
 

@@ -22,6 +22,9 @@ absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, i
 // Parses a file whose root is an object. Errors name the file and the place.
 absl::StatusOr<Json> ReadJsonObject(const std::filesystem::path& path, int64_t max_bytes);
 
+// The same of a text; `place` names it in errors.
+absl::StatusOr<Json> ParseJsonObject(std::string_view content, std::string_view place);
+
 // "`place`: `message`", InvalidArgument.
 absl::Status BadJson(std::string_view place, std::string_view message);
 

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/text/internal/added_tokens.h"
+#include "common/text/internal/json_file.h"
 #include "common/text/internal/model.h"
 #include "common/text/internal/normalizer.h"
 #include "common/text/internal/piece_decoder.h"
@@ -34,6 +36,10 @@ struct Tokenizer::Impl {
   absl::flat_hash_map<std::string, int32_t> added_ids;
   std::vector<Token> tokens;  // By id.
   internal::PostProcessor post_processor;
+
+  // `file` names the tokenizer.json in errors.
+  static absl::StatusOr<std::unique_ptr<Impl>> Create(const internal::Json& root,
+                                                      const std::string& file);
 
   // Whether what `plain` covers of a part of `text` spells a special token that is searched in
   // normalised text.

@@ -556,14 +556,14 @@ class Interpreter {
     scope.parent = top_;
     std::vector<std::optional<Value>> given(macro.parameters.size());
     for (size_t i = 0; i < args.positional.size(); ++i) given[i] = args.positional[i];
-    for (const auto& [name, value] : args.named) {
+    for (const auto& argument : args.named) {
       const auto parameter =
           std::find_if(macro.parameters.begin(), macro.parameters.end(),
-                       [&name](const Macro::Parameter& p) { return p.name == name; });
+                       [&](const Macro::Parameter& p) { return p.name == argument.first; });
       if (parameter == macro.parameters.end()) {
-        return Bad("macro '" + macro.name + "' has no argument '" + name + "'");
+        return Bad("macro '" + macro.name + "' has no argument '" + argument.first + "'");
       }
-      given[static_cast<size_t>(parameter - macro.parameters.begin())] = value;
+      given[static_cast<size_t>(parameter - macro.parameters.begin())] = argument.second;
     }
     for (size_t i = 0; i < given.size(); ++i) {
       const Macro::Parameter& parameter = macro.parameters[i];
