@@ -1,6 +1,7 @@
 #include "common/model/attention_block.h"
 
-#include <cmath>
+#include <algorithm>
+#include <span>
 
 #include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
@@ -21,7 +22,8 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
       round_bf16_(compute_dtype == DType::kBf16),
       positions_(positions),
       rope_(kernels::MakeRopeTable(
-          positions, kernels::MakeRopeFrequencies(spec.head_dim, spec.rope_theta, {}))),
+          positions,
+          kernels::MakeRopeFrequencies(spec.rotary_dim, spec.rope_theta, spec.rope_scaling))),
       x_(max_rows, spec.hidden_size, compute_dtype),
       attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
   const auto rows = static_cast<size_t>(max_rows);
@@ -50,46 +52,31 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                          .epsilon = spec_.rms_norm_epsilon,
                                          .y_dtype = x_.dtype()},
                                         ctx));
-  auto projection = [&](const kernels::Matrix& w, std::vector<float>& y) {
+  auto projection = [&](const kernels::Matrix& w, const std::vector<float>& bias,
+                        std::vector<float>& y) {
     return kernels::GemmArgs{.x = x_.data(),
                              .w = w,
                              .y = y.data(),
                              .rows = rows,
                              .x_stride = x_.stride(),
                              .y_stride = w.out,
-                             .x_dtype = x_.dtype()};
+                             .x_dtype = x_.dtype(),
+                             .bias = bias.empty() ? nullptr : bias.data()};
   };
-  const kernels::GemmArgs projections[] = {projection(weights.q, q_), projection(weights.k, k_),
-                                           projection(weights.v, v_)};
+  const kernels::GemmArgs projections[] = {projection(weights.q, weights.q_bias, q_),
+                                           projection(weights.k, weights.k_bias, k_),
+                                           projection(weights.v, weights.v_bias, v_)};
   LYNX_RETURN_IF_ERROR(kernels::Gemm(projections, ctx));
 
-  auto norm_and_rotate = [&](float* x, int64_t heads, const std::vector<float>& gain) {
-    if (spec_.head_norm) {
-      LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = x,
-                                             .gain = gain.data(),
-                                             .y = x,
-                                             .rows = rows * heads,
-                                             .hidden = head_dim,
-                                             .x_stride = head_dim,
-                                             .y_stride = head_dim,
-                                             .epsilon = spec_.rms_norm_epsilon,
-                                             .round_bf16 = round_bf16_},
-                                            ctx));
-    }
-    return kernels::Rope({.x = x,
-                          .positions = places.positions.data(),
-                          .cosines = rope_.cosines.data(),
-                          .sines = rope_.sines.data(),
-                          .rows = rows,
-                          .heads = heads,
-                          .rotary_dim = head_dim,
-                          .head_stride = head_dim,
-                          .x_stride = heads * head_dim,
-                          .table_positions = positions_},
-                         ctx);
-  };
-  LYNX_RETURN_IF_ERROR(norm_and_rotate(q_.data(), spec_.query_heads, weights.q_norm));
-  LYNX_RETURN_IF_ERROR(norm_and_rotate(k_.data(), spec_.kv_heads, weights.k_norm));
+  LYNX_RETURN_IF_ERROR(NormHeads(weights.q_norm, rows, spec_.query_heads, q_, ctx));
+  LYNX_RETURN_IF_ERROR(NormHeads(weights.k_norm, rows, spec_.kv_heads, k_, ctx));
+  if (spec_.clip_qkv > 0) {
+    Clip(rows * q_width, q_);
+    Clip(rows * spec_.kv_heads * head_dim, k_);
+    Clip(rows * spec_.kv_heads * head_dim, v_);
+  }
+  LYNX_RETURN_IF_ERROR(Rotate(places, spec_.query_heads, q_, ctx));
+  LYNX_RETURN_IF_ERROR(Rotate(places, spec_.kv_heads, k_, ctx));
 
   LYNX_RETURN_IF_ERROR(kernels::KvWrite({.k = k_.data(),
                                          .v = v_.data(),
@@ -101,22 +88,21 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                          .block_stride_bytes = kv.block_stride_bytes(),
                                          .kv_dtype = kv.layout().dtype},
                                         ctx));
-  LYNX_RETURN_IF_ERROR(kernels::PagedAttention(
-      {.q = q_.data(),
-       .rows = places.attention.data(),
-       .kv = kv.Layer(layer),
-       .y = attended_.data(),
-       .row_count = rows,
-       .heads = spec_.query_heads,
-       .kv_heads = spec_.kv_heads,
-       .head_dim = head_dim,
-       .q_stride = q_width,
-       .y_stride = attended_.stride(),
-       .block_stride_bytes = kv.block_stride_bytes(),
-       .kv_dtype = kv.layout().dtype,
-       .compute_dtype = attended_.dtype(),
-       .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))},
-      ctx));
+  LYNX_RETURN_IF_ERROR(kernels::PagedAttention({.q = q_.data(),
+                                                .rows = places.attention.data(),
+                                                .kv = kv.Layer(layer),
+                                                .y = attended_.data(),
+                                                .row_count = rows,
+                                                .heads = spec_.query_heads,
+                                                .kv_heads = spec_.kv_heads,
+                                                .head_dim = head_dim,
+                                                .q_stride = q_width,
+                                                .y_stride = attended_.stride(),
+                                                .block_stride_bytes = kv.block_stride_bytes(),
+                                                .kv_dtype = kv.layout().dtype,
+                                                .compute_dtype = attended_.dtype(),
+                                                .scale = spec_.attention_scale},
+                                               ctx));
   return kernels::Gemm({.x = attended_.data(),
                         .w = weights.o,
                         .y = hidden,
@@ -124,7 +110,46 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                         .x_stride = attended_.stride(),
                         .y_stride = hidden_size,
                         .x_dtype = attended_.dtype(),
-                        .accumulate = true},
+                        .accumulate = true,
+                        .scale = spec_.residual_multiplier,
+                        .bias = weights.o_bias.empty() ? nullptr : weights.o_bias.data()},
+                       ctx);
+}
+
+absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
+                                       std::vector<float>& x, const kernels::ExecContext& ctx) {
+  if (gain.empty()) return absl::OkStatus();
+  const auto width = static_cast<int64_t>(gain.size());
+  return kernels::RmsNorm({.x = x.data(),
+                           .gain = gain.data(),
+                           .y = x.data(),
+                           .rows = rows * heads * spec_.head_dim / width,
+                           .hidden = width,
+                           .x_stride = width,
+                           .y_stride = width,
+                           .epsilon = spec_.rms_norm_epsilon,
+                           .round_bf16 = round_bf16_},
+                          ctx);
+}
+
+void AttentionBlock::Clip(int64_t count, std::vector<float>& x) const {
+  for (float& value : std::span(x).first(static_cast<size_t>(count))) {
+    value = std::clamp(value, -spec_.clip_qkv, spec_.clip_qkv);
+  }
+}
+
+absl::Status AttentionBlock::Rotate(const RowPlaces& places, int64_t heads, std::vector<float>& x,
+                                    const kernels::ExecContext& ctx) {
+  return kernels::Rope({.x = x.data(),
+                        .positions = places.positions.data(),
+                        .cosines = rope_.cosines.data(),
+                        .sines = rope_.sines.data(),
+                        .rows = static_cast<int64_t>(places.positions.size()),
+                        .heads = heads,
+                        .rotary_dim = spec_.rotary_dim,
+                        .head_stride = spec_.head_dim,
+                        .x_stride = heads * spec_.head_dim,
+                        .table_positions = positions_},
                        ctx);
 }
 

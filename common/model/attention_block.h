@@ -36,6 +36,13 @@ class AttentionBlock {
                    kv::KvArena& kv, float* hidden, const kernels::ExecContext& ctx);
 
  private:
+  // `x` [rows, heads, head_dim] in place; nothing without a gain.
+  absl::Status NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
+                         std::vector<float>& x, const kernels::ExecContext& ctx);
+  void Clip(int64_t count, std::vector<float>& x) const;
+  absl::Status Rotate(const RowPlaces& places, int64_t heads, std::vector<float>& x,
+                      const kernels::ExecContext& ctx);
+
   const ModelSpec& spec_;  // Outlives this.
   const bool round_bf16_;
   const int64_t positions_;

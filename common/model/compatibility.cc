@@ -14,6 +14,20 @@ namespace {
 constexpr size_t kSamples = 4;  // Spread over a tensor: at its start, middle parts and end.
 constexpr size_t kSampleBytes = 64;
 
+std::string ScalingText(const kernels::RopeScaling& scaling) {
+  return absl::StrFormat("%d %a %d %a %a %a %a %a %a %a %d", static_cast<int>(scaling.kind),
+                         scaling.factor, scaling.original_positions, scaling.low_freq_factor,
+                         scaling.high_freq_factor, scaling.beta_fast, scaling.beta_slow,
+                         scaling.mscale, scaling.mscale_all_dim, scaling.attention_factor,
+                         scaling.truncate);
+}
+
+std::string GateText(const moe::Gate& gate) {
+  return absl::StrFormat("%d %d %a %d %d %d %d", static_cast<int>(gate.score),
+                         static_cast<int>(gate.rule), static_cast<double>(gate.scale), gate.groups,
+                         gate.groups_kept, static_cast<int>(gate.group_score), gate.scales_input);
+}
+
 }  // namespace
 
 std::string WeightsIdentity(const TensorMap& tensors) {
@@ -41,16 +55,25 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
   for (FeedForwardKind kind : spec.feed_forward)
     layers += kind == FeedForwardKind::kMoe ? 'm' : 'd';
   hash.Update(absl::StrCat(
-      "lynx model 2\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
+      "lynx model 3\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
       spec.hidden_size, "\nlayers ", layers, "\nheads ", spec.query_heads, " ", spec.kv_heads, " ",
-      spec.head_dim, " ", spec.head_norm, "\npositions ", spec.max_positions, "\nepsilon ",
+      spec.head_dim, " ", spec.rotary_dim, " ", static_cast<int>(spec.query_key_norm), " ",
+      spec.qkv_bias, " ", spec.output_bias,
+      absl::StrFormat("\nscales %a %a %a %a %a", static_cast<double>(spec.clip_qkv),
+                      static_cast<double>(spec.attention_scale),
+                      static_cast<double>(spec.embedding_multiplier),
+                      static_cast<double>(spec.residual_multiplier),
+                      static_cast<double>(spec.logits_multiplier)),
+      "\npositions ", spec.max_positions, "\nepsilon ",
       absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
-      absl::StrFormat("%a", spec.rope_theta), "\ntied ", spec.tied_embeddings, "\ndense ",
-      spec.dense_intermediate_size, "\nexperts ", spec.experts, " ", spec.experts_per_token, " ",
-      spec.expert_intermediate_size, " ", spec.gate.rule == moe::Gate::Rule::kRenormalise, "\neos ",
-      absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
-      "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\nweights ",
-      weights_identity.size(), " ", std::string(weights_identity), "\n"));
+      absl::StrFormat("%a", spec.rope_theta), " ", ScalingText(spec.rope_scaling), "\ntied ",
+      spec.tied_embeddings, "\ndense ", spec.dense_intermediate_size, "\nexperts ", spec.experts,
+      " ", spec.experts_per_token, " ", spec.expert_intermediate_size, " ", GateText(spec.gate),
+      " ", spec.ranking_bias, "\nshared ", spec.shared_intermediate_size, " ", spec.shared_gate,
+      "\neos ", absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ",
+      std::string(Name(compute_dtype)), "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][",
+      kv::kBlockTokens, "][dim]\nweights ", weights_identity.size(), " ",
+      std::string(weights_identity), "\n"));
   return hash.HexDigest();
 }
 

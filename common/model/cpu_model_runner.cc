@@ -20,6 +20,7 @@
 #include "common/model/model_weights.h"
 #include "common/model/name_list.h"
 #include "common/model/safetensors.h"
+#include "common/model/weight_binder.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm.h"
@@ -217,7 +218,10 @@ void CpuModelRunner::Embed() {
   const int64_t hidden = spec_.hidden_size;
   const kernels::Matrix& embedding = weights_.embedding;
   for (size_t r = 0; r < tokens_.size(); ++r) {
-    kernels::UnpackRow(embedding, tokens_[r], hidden_.data() + static_cast<int64_t>(r) * hidden);
+    float* row = hidden_.data() + static_cast<int64_t>(r) * hidden;
+    kernels::UnpackRow(embedding, tokens_[r], row);
+    if (spec_.embedding_multiplier == 1) continue;
+    for (int64_t i = 0; i < hidden; ++i) row[i] *= spec_.embedding_multiplier;
   }
   const int64_t bytes = static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
   stats_.weight_bytes_read += bytes;
@@ -242,14 +246,15 @@ absl::Status CpuModelRunner::ComputeLogits() {
                                          .epsilon = spec_.rms_norm_epsilon,
                                          .y_dtype = normed_.dtype()},
                                         ctx_));
-  stats_.weight_bytes_read += weights_.head_bytes;
+  stats_.weight_bytes_read += BytesOf(weights_.head);
   return kernels::Gemm({.x = normed_.data(),
                         .w = weights_.head,
                         .y = logits_.data(),
                         .rows = rows,
                         .x_stride = normed_.stride(),
                         .y_stride = spec_.vocab_size,
-                        .x_dtype = normed_.dtype()},
+                        .x_dtype = normed_.dtype(),
+                        .scale = spec_.logits_multiplier},
                        ctx_);
 }
 
@@ -265,15 +270,15 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
         attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
     LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
                                            policies_, hidden_.data(), ctx_));
-    const bool moe = weights.feed_forward.router.data != nullptr;
+    const bool moe = weights.feed_forward.is_moe();
     const auto active = moe ? static_cast<int64_t>(feed_forward_.plan().active().size()) : 0;
     const moe::PlanStats plan = moe ? feed_forward_.plan().stats() : moe::PlanStats{};
-    const int64_t expert_bytes = weights.feed_forward.expert_bytes;
+    const int64_t expert_bytes = weights.feed_forward.expert_bytes();
     stats_.plans.push_back(plan);
     stats_.plan_seconds.push_back(moe ? feed_forward_.plan_seconds() : 0);
     stats_.expert_bytes_read += active * expert_bytes;
     stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes;
-    stats_.weight_bytes_read += weights.attention.bytes + weights.feed_forward.router_bytes +
+    stats_.weight_bytes_read += weights.attention.bytes() + weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
     if (observer != nullptr && !observer->OnLayerDone(layer)) {
       wanted_.clear();

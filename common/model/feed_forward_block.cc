@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <span>
 
 #include "common/base/status_macros.h"
@@ -22,10 +23,11 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DTyp
             std::max(1, spec.experts_per_token)),
       workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
                  spec.hidden_size,
-                 std::max(spec.dense_intermediate_size, spec.expert_intermediate_size),
+                 std::max({spec.dense_intermediate_size, spec.expert_intermediate_size,
+                           spec.shared_intermediate_size}),
                  compute_dtype),
       dense_ids_(static_cast<size_t>(max_rows), 0),
-      dense_weights_(static_cast<size_t>(max_rows), 1.0f) {}
+      dense_weights_(static_cast<size_t>(max_rows)) {}
 
 absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
                                    moe::Phase phase, std::span<const moe::Policy* const> policies,
@@ -41,49 +43,98 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
                                          .epsilon = spec_.rms_norm_epsilon,
                                          .y_dtype = x_.dtype()},
                                         ctx));
-  kernels::ExpertFfnArgs args{.x = x_.data(),
-                              .experts = weights.experts.data(),
-                              .ids = dense_ids_.data(),
-                              .weights = dense_weights_.data(),
-                              .y = hidden,
-                              .rows = rows,
-                              .hidden = hidden_size,
-                              .intermediate = spec_.dense_intermediate_size,
-                              .expert_count = static_cast<int64_t>(weights.experts.size()),
-                              .top_k = 1,
-                              .x_stride = x_.stride(),
-                              .y_stride = hidden_size,
-                              .x_dtype = x_.dtype()};
-  if (weights.router.data != nullptr) {
-    LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
-                                        .w = weights.router,
-                                        .y = router_logits_.data(),
-                                        .rows = rows,
-                                        .x_stride = x_.stride(),
-                                        .y_stride = spec_.experts,
-                                        .x_dtype = x_.dtype()},
-                                       ctx));
-    const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
-    if (router_override_ != nullptr) {
-      router_override_->Replace(layer, static_cast<int32_t>(rows), spec_.experts, logits);
-    }
-    const auto began = std::chrono::steady_clock::now();
-    planner_.MakePlan({.logits = logits,
-                       .rows = static_cast<int32_t>(rows),
-                       .experts = spec_.experts,
-                       .top_k = spec_.experts_per_token,
-                       .layer = layer,
-                       .gate = spec_.gate,
-                       .phase = phase,
-                       .policies = policies},
-                      plan_);
-    plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
-    args.ids = plan_.ids().data();
-    args.weights = plan_.weights().data();
-    args.intermediate = spec_.expert_intermediate_size;
-    args.top_k = plan_.top_k();
+  if (!weights.is_moe()) {
+    std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
+    return RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, hidden, ctx);
   }
-  return kernels::ExpertFfn(args, workspace_, ctx);
+  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, hidden, ctx));
+  if (weights.shared.down.data == nullptr) return absl::OkStatus();
+  LYNX_RETURN_IF_ERROR(WeighShared(weights, rows, ctx));
+  return RunDense(weights.shared, rows, spec_.shared_intermediate_size, hidden, ctx);
+}
+
+absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int64_t rows,
+                                          int32_t layer, moe::Phase phase,
+                                          std::span<const moe::Policy* const> policies,
+                                          float* hidden, const kernels::ExecContext& ctx) {
+  LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
+                                      .w = weights.router,
+                                      .y = router_logits_.data(),
+                                      .rows = rows,
+                                      .x_stride = x_.stride(),
+                                      .y_stride = spec_.experts,
+                                      .x_dtype = x_.dtype()},
+                                     ctx));
+  const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
+  if (router_override_ != nullptr) {
+    router_override_->Replace(layer, static_cast<int32_t>(rows), spec_.experts, logits);
+  }
+  const auto began = std::chrono::steady_clock::now();
+  planner_.MakePlan({.logits = logits,
+                     .rows = static_cast<int32_t>(rows),
+                     .experts = spec_.experts,
+                     .top_k = spec_.experts_per_token,
+                     .layer = layer,
+                     .gate = spec_.gate,
+                     .bias = weights.ranking_bias,
+                     .phase = phase,
+                     .policies = policies},
+                    plan_);
+  plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
+  return kernels::ExpertFfn({.x = x_.data(),
+                             .experts = weights.experts.data(),
+                             .ids = plan_.ids().data(),
+                             .weights = plan_.weights().data(),
+                             .y = hidden,
+                             .rows = rows,
+                             .hidden = spec_.hidden_size,
+                             .intermediate = spec_.expert_intermediate_size,
+                             .expert_count = static_cast<int64_t>(weights.experts.size()),
+                             .top_k = plan_.top_k(),
+                             .x_stride = x_.stride(),
+                             .y_stride = spec_.hidden_size,
+                             .x_dtype = x_.dtype()},
+                            workspace_, ctx);
+}
+
+absl::Status FeedForwardBlock::WeighShared(const FeedForwardWeights& weights, int64_t rows,
+                                           const kernels::ExecContext& ctx) {
+  if (weights.shared_gate.data == nullptr) {
+    std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
+    return absl::OkStatus();
+  }
+  LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
+                                      .w = weights.shared_gate,
+                                      .y = dense_weights_.data(),
+                                      .rows = rows,
+                                      .x_stride = x_.stride(),
+                                      .y_stride = 1,
+                                      .x_dtype = x_.dtype()},
+                                     ctx));
+  for (int64_t r = 0; r < rows; ++r) {
+    float& weight = dense_weights_[static_cast<size_t>(r)];
+    weight = spec_.residual_multiplier / (1 + std::exp(-weight));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FeedForwardBlock::RunDense(const kernels::ExpertWeights& mlp, int64_t rows,
+                                        int64_t intermediate, float* hidden,
+                                        const kernels::ExecContext& ctx) {
+  return kernels::ExpertFfn({.x = x_.data(),
+                             .experts = &mlp,
+                             .ids = dense_ids_.data(),
+                             .weights = dense_weights_.data(),
+                             .y = hidden,
+                             .rows = rows,
+                             .hidden = spec_.hidden_size,
+                             .intermediate = intermediate,
+                             .expert_count = 1,
+                             .top_k = 1,
+                             .x_stride = x_.stride(),
+                             .y_stride = spec_.hidden_size,
+                             .x_dtype = x_.dtype()},
+                            workspace_, ctx);
 }
 
 }  // namespace lynx::model

@@ -15,7 +15,8 @@
 
 namespace lynx::model {
 
-// The feed-forward half of a decoder layer, mixture of experts or dense:
+// The feed-forward half of a decoder layer, mixture of experts (with or without
+// a shared one) or dense:
 //   h += ffn(norm(h))
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class FeedForwardBlock {
@@ -35,6 +36,17 @@ class FeedForwardBlock {
   float plan_seconds() const { return plan_seconds_; }
 
  private:
+  // Each adds its part to `hidden`, from the normed rows in x_.
+  absl::Status RunExperts(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
+                          moe::Phase phase, std::span<const moe::Policy* const> policies,
+                          float* hidden, const kernels::ExecContext& ctx);
+  // One MLP for all rows, by dense_weights_.
+  absl::Status RunDense(const kernels::ExpertWeights& mlp, int64_t rows, int64_t intermediate,
+                        float* hidden, const kernels::ExecContext& ctx);
+  // Fills dense_weights_ for the shared expert.
+  absl::Status WeighShared(const FeedForwardWeights& weights, int64_t rows,
+                           const kernels::ExecContext& ctx);
+
   const ModelSpec& spec_;  // Outlives this.
   RouterOverride* const router_override_;
   ActivationBuffer x_;                // [max_rows, hidden]
@@ -43,7 +55,7 @@ class FeedForwardBlock {
   moe::RoutingPlan plan_;
   float plan_seconds_ = 0;
   kernels::ExpertFfnWorkspace workspace_;
-  // The plan of a dense layer: every row through expert 0 with weight 1.
+  // The plan of an MLP that every row goes through: expert 0, with a weight of the row's.
   std::vector<int32_t> dense_ids_;    // [max_rows]
   std::vector<float> dense_weights_;  // [max_rows]
 };

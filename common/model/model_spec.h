@@ -10,11 +10,19 @@
 #include "common/base/dtype.h"
 #include "common/moe/gate.h"
 #include "common/moe/presets.h"
+#include "kernels/rope/rope_scaling.h"
 #include "nlohmann/json_fwd.hpp"
 
 namespace lynx::model {
 
 enum class FeedForwardKind : uint8_t { kDense, kMoe };
+
+// RMSNorm of queries and keys between projection and RoPE.
+enum class QueryKeyNorm : uint8_t {
+  kNone,
+  kPerHead,      // Of each head, by one gain for all heads.
+  kWholeVector,  // Of all heads at once.
+};
 
 // What a forward pass needs to know of a model, whichever family spells it how.
 struct ModelSpec {
@@ -28,8 +36,17 @@ struct ModelSpec {
   int32_t max_positions = 0;
   float rms_norm_epsilon = 0;
   double rope_theta = 0;
-  bool head_norm = false;        // RMSNorm of each query and key head, before RoPE.
-  bool tied_embeddings = false;  // The output head is the embedding.
+  kernels::RopeScaling rope_scaling;
+  int32_t rotary_dim = 0;  // RoPE turns this many leading elements of a head; even, <= head_dim.
+  QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+  bool qkv_bias = false;           // Projections to queries, keys and values have biases,
+  bool output_bias = false;        // or the one from attention's output has.
+  float clip_qkv = 0;              // Bound of |query|, |key| and |value| before RoPE; 0: none.
+  float attention_scale = 0;       // Of scores, before the softmax.
+  bool tied_embeddings = false;    // The output head is the embedding.
+  float embedding_multiplier = 1;  // Of embeddings,
+  float residual_multiplier = 1;   // of what attention and feed-forward add to the residual stream,
+  float logits_multiplier = 1;     // and of logits.
 
   std::vector<FeedForwardKind> feed_forward;  // [layers]
   int32_t dense_intermediate_size = 0;        // > 0 if any layer is dense.
@@ -38,6 +55,10 @@ struct ModelSpec {
   int32_t experts_per_token = 0;
   int32_t expert_intermediate_size = 0;
   moe::Gate gate;
+  bool ranking_bias = false;  // Experts are ranked by score + a bias of each.
+  // A gated MLP beside the routed experts in every MoE layer; 0: none.
+  int32_t shared_intermediate_size = 0;
+  bool shared_gate = false;  // It is weighted by a sigmoid of the row's own.
 
   // Tokens that end a sequence: of config.json and generation_config.json together, ascending.
   std::vector<int32_t> eos_token_ids;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,17 +21,25 @@ struct AttentionWeights {
   kernels::Matrix k;              // [kv_heads * head_dim, hidden]
   kernels::Matrix v;              // [kv_heads * head_dim, hidden]
   kernels::Matrix o;              // [hidden, query_heads * head_dim]
-  std::vector<float> q_norm;      // [head_dim], or empty without head_norm
-  std::vector<float> k_norm;      // [head_dim], or empty without head_norm
-  int64_t bytes = 0;              // Of the matrices.
+  // One each of the outputs above; empty where the spec has none.
+  std::vector<float> q_bias, k_bias, v_bias, o_bias;
+  // [head_dim] or of the whole vector, as spec.query_key_norm says; empty without.
+  std::vector<float> q_norm, k_norm;
+
+  int64_t bytes() const;  // Of the matrices.
 };
 
 struct FeedForwardWeights {
   std::vector<float> input_norm;                // [hidden]
   kernels::Matrix router;                       // [experts, hidden]; null data for a dense layer
+  std::vector<float> ranking_bias;              // [experts], or empty
   std::vector<kernels::ExpertWeights> experts;  // A dense layer is one expert.
-  int64_t router_bytes = 0;
-  int64_t expert_bytes = 0;  // Of one expert.
+  kernels::ExpertWeights shared;                // Null data without a shared expert.
+  kernels::Matrix shared_gate;                  // [1, hidden]; null data without a gate
+
+  bool is_moe() const { return router.data != nullptr; }
+  int64_t fixed_bytes() const;   // Of the matrices that every step reads: all but the experts.
+  int64_t expert_bytes() const;  // Of one expert.
 };
 
 struct LayerWeights {
@@ -39,13 +49,15 @@ struct LayerWeights {
 
 // The tensors of a model as a forward pass wants them: matrices packed, the small norms in float32.
 struct ModelWeights {
-  kernels::Matrix embedding;  // [vocab, hidden]
-  kernels::Matrix head;       // [vocab, hidden]; the embedding itself if tied
-  int64_t head_bytes = 0;
+  kernels::Matrix embedding;      // [vocab, hidden]
+  kernels::Matrix head;           // [vocab, hidden]; the embedding itself if tied
   std::vector<float> final_norm;  // [hidden]
   std::vector<LayerWeights> layers;
   HugeBuffer memory;  // What the matrices point into.
 };
+
+// Names and shapes of the tensors that make up a model, in the spelling of one Linear per expert.
+std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec);
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
 // spec.notes what is there and not used with good reason.

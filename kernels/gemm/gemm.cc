@@ -22,11 +22,17 @@ absl::Status Validate(const GemmArgs& args) {
   return absl::OkStatus();
 }
 
-// One block of y: rows of a product, of which `columns` count.
-void Store(const float* product, int64_t rows, int64_t columns, bool accumulate, float* y,
-           int64_t y_stride) {
-  for (int64_t r = 0; r < rows; ++r, product += kPanelRows, y += y_stride) {
-    if (accumulate) {
+// One block of y, from column `first` on: rows of a product, of which `columns` count.
+void Store(const GemmArgs& args, const float* product, int64_t row, int64_t rows, int64_t first,
+           int64_t columns) {
+  float* y = args.y + row * args.y_stride + first;
+  for (int64_t r = 0; r < rows; ++r, product += kPanelRows, y += args.y_stride) {
+    if (args.scale != 1 || args.bias != nullptr) {
+      for (int64_t o = 0; o < columns; ++o) {
+        const float bias = args.bias == nullptr ? 0 : args.bias[first + o];
+        y[o] = (args.accumulate ? y[o] : 0) + (bias + args.scale * product[o]);
+      }
+    } else if (args.accumulate) {
       for (int64_t o = 0; o < columns; ++o) y[o] += product[o];
     } else {
       std::copy_n(product, columns, y);
@@ -37,12 +43,11 @@ void Store(const float* product, int64_t rows, int64_t columns, bool accumulate,
 void RunItem(const GemmArgs& args, int64_t item, const ExecContext& ctx) {
   const internal::Activations x{
       .data = args.x, .dtype = args.x_dtype, .rows = args.rows, .stride = args.x_stride};
-  internal::RunItem(ctx, x, args.w, item,
-                    [&](int64_t row, int64_t rows, int64_t panel, const float* product) {
-                      const int64_t first = panel * kPanelRows;
-                      Store(product, rows, std::min(kPanelRows, args.w.out - first),
-                            args.accumulate, args.y + row * args.y_stride + first, args.y_stride);
-                    });
+  internal::RunItem(
+      ctx, x, args.w, item, [&](int64_t row, int64_t rows, int64_t panel, const float* product) {
+        const int64_t first = panel * kPanelRows;
+        Store(args, product, row, rows, first, std::min(kPanelRows, args.w.out - first));
+      });
 }
 
 }  // namespace

@@ -8,9 +8,9 @@ namespace lynx::kernels {
 
 // A linear layer:
 //
-//   y[r, o] = (accumulate ? y[r, o] : 0) + sum over i of x[r, i] * w[o, i]
+//   y[r, o] = (accumulate ? y[r, o] : 0) + (bias[o] + scale * sum over i of x[r, i] * w[o, i])
 //
-// with the sum in float32. The caller has rounded x to the precision it computes in.
+// in float32. The caller has rounded x to the precision it computes in.
 //
 // Rows of bf16 x go on with zeros up to a multiple of kPanelDepth. Rows that start at a multiple of
 // 64 bytes, and not all at the same offset within a page of 4 KiB, are read fastest.
@@ -23,6 +23,8 @@ struct GemmArgs {
   int64_t y_stride = 0;         // >= w.out
   DType x_dtype = DType::kF32;  // kF32 or kBf16
   bool accumulate = false;
+  float scale = 1;
+  const float* bias = nullptr;  // [w.out], or null: none
 };
 
 }  // namespace lynx::kernels

@@ -14,12 +14,13 @@ void GemmReference(const GemmArgs& args) {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t o = 0; o < args.w.out; ++o) {
       float& y = args.y[r * args.y_stride + o];
-      double sum = args.accumulate ? y : 0.0;
+      double sum = 0;
       for (int64_t i = 0; i < args.w.in; ++i) {
         sum += double{ActivationAt(args.x, args.x_dtype, r * args.x_stride + i)} *
                WeightAt(args.w, o, i);
       }
-      y = static_cast<float>(sum);
+      const double bias = args.bias == nullptr ? 0.0 : args.bias[o];
+      y = static_cast<float>((args.accumulate ? y : 0.0) + (bias + args.scale * sum));
     }
   }
 }

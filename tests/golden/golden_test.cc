@@ -205,7 +205,7 @@ TEST(GoldenBf16Test, AgreesWithTransformersWithinItsRounding) {
   CompareGreedy(*runner, prompts, kBoundBf16);
 }
 
-// Random models with odd sizes; between them every switch of the family.
+// Random models of every family with odd sizes; between them every switch of each.
 class GoldenVariantTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenVariantTest, AgreesWithTransformers) {
@@ -217,7 +217,11 @@ TEST_P(GoldenVariantTest, AgreesWithTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
-                         ::testing::Values("dense-untied-f32", "sparse-step-tied-f16"),
+                         ::testing::Values("dense-untied-f32", "sparse-step-tied-f16", "glm4-moe",
+                                           "glm4-moe-plain", "granitemoe", "granitemoeshared",
+                                           "llama", "llama-biased", "llama3-scaled", "mistral",
+                                           "mixtral", "olmoe", "olmoe-clipped", "qwen2",
+                                           "qwen2-moe", "qwen3", "qwen3-yarn"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::ranges::replace(name, '-', '_');

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Writes the golden fixture of a model: what Hugging Face transformers computes in float32.
 
-    python3 tests/golden/make_golden.py
+    python3 tests/golden/make_golden.py [VARIANT ...]
 
 needs torch, transformers and tokenizers. Writes tests/golden/lynx-tiny-moe.json (token ids,
 positions, greedy continuations) and .bin: little-endian float32, in the order and at the offsets
-the JSON names. Then a few random models of odd shapes, each a folder tests/golden/variants/<name>
-as transformers saves it, with the same pair of files beside it. The fixtures are the authority on
+the JSON names. Then random models of every family in odd shapes, each a folder
+tests/golden/variants/<name> as transformers saves it, with the same pair of files beside it; of
+named variants, only those are written. The fixtures are the authority on
 correctness; nothing of this repository computes them.
 """
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import tokenizers
@@ -57,32 +59,89 @@ def greedy(model, ids):
     return tokens, gaps
 
 
-# Odd sizes everywhere, and between them every switch of the family.
+DEFAULT = object()  # Leaves a size to the family.
+# Odd sizes everywhere, and between the variants of a family every switch it has. "type" is the
+# model_type; sizes that a family does not take under these names are its own.
+SIZES = dict(
+    vocab_size=97, hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=10, max_position_embeddings=128, initializer_range=0.3,
+    eos_token_id=96, pad_token_id=None,
+)
+EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20)
 VARIANTS = {
     "dense-untied-f32": dict(
-        dtype=torch.float32, num_hidden_layers=3, mlp_only_layers=[1], norm_topk_prob=False,
-        tie_word_embeddings=False, num_key_value_heads=2,
+        type="qwen3_moe", **EXPERTS, num_hidden_layers=3, mlp_only_layers=[1],
+        norm_topk_prob=False, tie_word_embeddings=False,
     ),
     "sparse-step-tied-f16": dict(
-        dtype=torch.float16, num_hidden_layers=2, decoder_sparse_step=2, norm_topk_prob=True,
-        tie_word_embeddings=True, num_key_value_heads=1,
+        type="qwen3_moe", **EXPERTS, dtype=torch.float16, decoder_sparse_step=2,
+        norm_topk_prob=True, tie_word_embeddings=True, num_key_value_heads=1,
+    ),
+    "glm4-moe": dict(
+        type="glm4_moe", n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, n_group=3,
+        topk_group=2, moe_intermediate_size=20, num_hidden_layers=3, first_k_dense_replace=1,
+        routed_scaling_factor=1.7, attention_bias=True, head_dim=12, use_qk_norm=True,
+        norm_topk_prob=True,
+    ),
+    "glm4-moe-plain": dict(
+        type="glm4_moe", n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=3, n_group=1,
+        topk_group=1, moe_intermediate_size=20, first_k_dense_replace=0, head_dim=12,
+        norm_topk_prob=False,
+    ),
+    "granitemoe": dict(
+        type="granitemoe", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
+        num_experts_per_tok=2, embedding_multiplier=1.5, attention_multiplier=0.3,
+        residual_multiplier=0.7, logits_scaling=3.0, tie_word_embeddings=True,
+    ),
+    "granitemoeshared": dict(
+        type="granitemoeshared", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
+        num_experts_per_tok=2, residual_multiplier=0.6, shared_intermediate_size=28,
+    ),
+    "llama": dict(type="llama"),
+    "llama3-scaled": dict(
+        type="llama", head_dim=16, rope_parameters=dict(
+            rope_type="llama3", rope_theta=200.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama-biased": dict(type="llama", attention_bias=True, tie_word_embeddings=True),
+    "mistral": dict(type="mistral", sliding_window=None),
+    "mixtral": dict(type="mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
+    "olmoe": dict(
+        type="olmoe", head_dim=DEFAULT, num_attention_heads=6, num_experts=5, num_experts_per_tok=2,
+    ),
+    "olmoe-clipped": dict(
+        type="olmoe", head_dim=DEFAULT, num_attention_heads=6, num_key_value_heads=6, num_experts=5,
+        num_experts_per_tok=3, clip_qkv=0.7, norm_topk_prob=True,
+    ),
+    "qwen2": dict(type="qwen2", head_dim=DEFAULT, num_attention_heads=6),
+    "qwen2-moe": dict(
+        type="qwen2_moe", **EXPERTS, head_dim=DEFAULT, num_attention_heads=6, num_hidden_layers=3,
+        mlp_only_layers=[1], shared_expert_intermediate_size=28,
+    ),
+    "qwen3": dict(type="qwen3"),
+    "qwen3-yarn": dict(
+        type="qwen3", head_dim=16, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32),
     ),
 }
 
 
-def write_variant(name, options, folder):
-    torch.manual_seed(len(name))
-    options = dict(options)
-    dtype = options.pop("dtype")
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=97, hidden_size=36, intermediate_size=44, moe_intermediate_size=20,
-        num_attention_heads=4, head_dim=10, num_experts=5, num_experts_per_tok=2,
-        max_position_embeddings=128, initializer_range=0.3, eos_token_id=96, **options,
-    )
-    model = transformers.Qwen3MoeForCausalLM(config)
-    for parameter in model.parameters():  # Norm gains too: ones would hide a missing one.
-        if parameter.dim() == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+def write_variant(options, folder, seed):
+    torch.manual_seed(seed)
+    options = {**SIZES, **options}
+    dtype = options.pop("dtype", torch.float32)
+    config = transformers.AutoConfig.for_model(
+        options.pop("type"), **{key: value for key, value in options.items() if value is not DEFAULT})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):  # Ones would hide a missing gain, zeros a bias.
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            elif parameter.dim() == 1:
+                torch.nn.init.uniform_(parameter, -0.5, 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.uniform_(buffer, -0.3, 0.3)
     model.to(dtype).save_pretrained(folder)
 
 
@@ -126,9 +185,7 @@ def write_fixture(model_dir, prompts, output, full_positions):
           min(min(e["greedy_gaps"]) for e in entries))
 
 
-def main():
-    torch.set_num_threads(1)
-    golden = pathlib.Path(__file__).resolve().parent
+def write_demo_model(golden):
     root = golden.parents[1]
     model = root / "models/lynx-tiny-moe"
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -136,9 +193,15 @@ def main():
     prompts.append(long_text(root, tokenizer))
     write_fixture(model, prompts, golden / "lynx-tiny-moe", lambda n: sorted({0, n // 2, n - 1}))
 
-    for name, options in VARIANTS.items():
+
+def main():
+    torch.set_num_threads(1)
+    golden = pathlib.Path(__file__).resolve().parent
+    if len(sys.argv) == 1:
+        write_demo_model(golden)
+    for name in sys.argv[1:] or VARIANTS:
         folder = golden / "variants" / name
-        write_variant(name, options, folder)
+        write_variant(VARIANTS[name], folder, seed=len(name))
         prompts = [[(7 * i * i + 3 * i + start) % 97 for i in range(n)] for start, n in ((5, 1), (1, 40))]
         write_fixture(folder, prompts, golden / "variants" / name, lambda n: list(range(n)))
 

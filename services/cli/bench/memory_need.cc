@@ -29,8 +29,8 @@ MemoryNeed NeedOf(const model::ModelSpec& spec, const StepSizes& sizes) {
   // A row's hidden state, normed copy, queries, keys and values, attention's result and what its
   // experts hold in between.
   const int64_t intermediate =
-      std::max<int64_t>(spec.dense_intermediate_size,
-                        int64_t{spec.experts_per_token} * spec.expert_intermediate_size);
+      std::max<int64_t>({spec.dense_intermediate_size, spec.shared_intermediate_size,
+                         int64_t{spec.experts_per_token} * spec.expert_intermediate_size});
   const int64_t row = int64_t{4} * spec.hidden_size +
                       int64_t{2} * spec.head_dim * (spec.query_heads + spec.kv_heads) +
                       2 * intermediate + spec.experts;

@@ -40,54 +40,13 @@ constexpr struct {
         "rms_norm_eps": 1e-5, "rope_theta": 1000000, "num_local_experts": 8,
         "num_experts_per_tok": 2, "intermediate_size": 14336})"},
     {"qwen2-57b-a14b", R"({
-        "model_type": "qwen2_moe", "hidden_size": 3584, "shared_expert_intermediate_size": 20480})"},
-    {"deepseek-v2-lite", R"({
-        "model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_rope_head_dim": 64})"},
+        "model_type": "qwen2_moe", "vocab_size": 151936, "hidden_size": 3584,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+        "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560,
+        "shared_expert_intermediate_size": 20480, "norm_topk_prob": false})"},
+    {"deepseek-v2-lite", R"({"model_type": "deepseek_v2"})"},
 };
-
-// `config` as a Qwen3-MoE model of the same dimensions.
-absl::StatusOr<json> InServedBlock(const json& config, const std::string& name,
-                                   std::vector<std::string>& notes) {
-  const auto type = config.find("model_type");
-  if (type == config.end() || !type->is_string()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": key 'model_type' must be a string"));
-  }
-  const auto family = type->get<std::string>();
-  if (family == "qwen3_moe") return config;
-  const auto refuse = [&](std::string_view why) {
-    return absl::UnimplementedError(absl::StrCat(name, ": ", std::string(why)));
-  };
-  if (family == "qwen2_moe") {
-    return refuse(
-        "the shared expert that every token of this family goes through has no place in the block "
-        "that runs; without it a step would read far less than the model's");
-  }
-  if (family == "deepseek_v2" || family == "deepseek_v3") {
-    return refuse(
-        "attention of this family (MLA) keeps one latent vector for each token, and its layers "
-        "have shared experts; the block that runs has neither, so its bytes would be others");
-  }
-  if (family != "olmoe" && family != "mixtral") {
-    return refuse(absl::StrCat("model_type is '", family,
-                               "'; qwen3_moe, olmoe and mixtral can be run as shapes"));
-  }
-  json served = config;
-  served["model_type"] = "qwen3_moe";
-  if (const auto width = config.find("intermediate_size"); width != config.end()) {
-    served["moe_intermediate_size"] = *width;
-  }
-  if (family == "mixtral") {
-    served["norm_topk_prob"] = true;
-    notes.push_back(
-        "runs in the Qwen3-MoE block: with a norm of each query and key head that Mixtral has not");
-  } else {
-    served.erase("clip_qkv");
-    notes.push_back(
-        "runs in the Qwen3-MoE block: queries and keys are normed head by head, not as a whole as "
-        "OLMoE does");
-  }
-  return served;
-}
 
 }  // namespace
 
@@ -115,8 +74,7 @@ absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& 
     return absl::InvalidArgumentError(absl::StrCat(name, ": not a JSON object"));
   }
   ModelShape shape{.name = name};
-  LYNX_ASSIGN_OR_RETURN(const json served, InServedBlock(config, name, shape.notes));
-  LYNX_ASSIGN_OR_RETURN(shape.spec, model::ParseModelSpec(served, name));
+  LYNX_ASSIGN_OR_RETURN(shape.spec, model::ParseModelSpec(config, name));
   return shape;
 }
 
@@ -133,10 +91,16 @@ int64_t ExpertParameters(const model::ModelSpec& spec) {
   return int64_t{3} * spec.hidden_size * spec.expert_intermediate_size;
 }
 
+int64_t SharedParameters(const model::ModelSpec& spec) {
+  return int64_t{3} * spec.hidden_size * spec.shared_intermediate_size +
+         (spec.shared_gate ? spec.hidden_size : 0);
+}
+
 int64_t LayerParameters(const model::ModelSpec& spec, int32_t layer) {
   const int64_t feed_forward =
       spec.feed_forward[static_cast<size_t>(layer)] == model::FeedForwardKind::kMoe
-          ? int64_t{spec.experts} * (ExpertParameters(spec) + spec.hidden_size)
+          ? int64_t{spec.experts} * (ExpertParameters(spec) + spec.hidden_size) +
+                SharedParameters(spec)
           : int64_t{3} * spec.hidden_size * spec.dense_intermediate_size;
   return AttentionParameters(spec) + feed_forward;
 }

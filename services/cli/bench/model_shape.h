@@ -10,13 +10,11 @@
 
 namespace lynx::cli {
 
-// The dimensions of a model, for benches that need no weights of it. Models of families that we do
-// not serve run in the block that we do (Qwen3-MoE), as long as it reads the bytes and does the
-// arithmetic of theirs.
+// The dimensions of a model, for benches that need no weights of it.
 struct ModelShape {
   std::string name = {};
   model::ModelSpec spec = {};
-  // Where the run differs from the model, in words.
+  // What to know of the figures, in words.
   std::vector<std::string> notes = {};
 };
 
@@ -26,7 +24,7 @@ std::vector<std::string> ShapeNames();
 // `shape` is one of ShapeNames() or the path of a config.json.
 //   NotFound         neither.
 //   InvalidArgument  a config that is wrong; names file and key.
-//   Unimplemented    a model whose bytes the served block cannot read; says which.
+//   Unimplemented    a family or a feature that is not served; names it.
 absl::StatusOr<ModelShape> LoadModelShape(const std::string& shape);
 
 // The same of a config in memory. `name` is the shape's and is used in messages.
@@ -41,5 +39,6 @@ int64_t MatrixParameters(const model::ModelSpec& spec);
 int64_t LayerParameters(const model::ModelSpec& spec, int32_t layer);
 int64_t AttentionParameters(const model::ModelSpec& spec);
 int64_t ExpertParameters(const model::ModelSpec& spec);
+int64_t SharedParameters(const model::ModelSpec& spec);  // With its gate.
 
 }  // namespace lynx::cli

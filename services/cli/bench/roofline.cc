@@ -12,7 +12,8 @@ std::vector<Work> WorkOfStep(const model::ModelSpec& spec, const StepRows& rows,
       std::count(spec.feed_forward.begin(), spec.feed_forward.end(), model::FeedForwardKind::kMoe);
   const int64_t head = int64_t{spec.vocab_size} * spec.hidden_size;
   const int64_t dense =
-      spec.layers * AttentionParameters(spec) + moe_layers * spec.experts * spec.hidden_size +
+      spec.layers * AttentionParameters(spec) +
+      moe_layers * (spec.experts * spec.hidden_size + SharedParameters(spec)) +
       (spec.layers - moe_layers) * 3 * spec.hidden_size * spec.dense_intermediate_size;
   const int64_t experts = moe_layers * spec.experts_per_token * ExpertParameters(spec);
   const double head_bytes = rows.logits_rows > 0 ? 2.0 * static_cast<double>(head) : 0;

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/dtype.h"
+#include "common/model/model_weights.h"
 #include "kernels/core/float_convert.h"
 
 namespace lynx::cli {
@@ -21,47 +24,6 @@ namespace {
 constexpr uint16_t kOne = 0x3f80;             // bf16
 constexpr float kHalfWidth = 0.0346f;         // Of a uniform distribution of deviation 0.02.
 constexpr int64_t kOffsetStep = 64 * 104729;  // A prime number of cache lines.
-
-struct Wanted {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
-std::vector<Wanted> TensorsOf(const model::ModelSpec& spec) {
-  const int64_t hidden = spec.hidden_size;
-  const int64_t q_width = int64_t{spec.query_heads} * spec.head_dim;
-  const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
-  std::vector<Wanted> tensors;
-  tensors.push_back({"model.embed_tokens.weight", {spec.vocab_size, hidden}});
-  tensors.push_back({"model.norm.weight", {hidden}});
-  if (!spec.tied_embeddings) tensors.push_back({"lm_head.weight", {spec.vocab_size, hidden}});
-  for (int32_t i = 0; i < spec.layers; ++i) {
-    const auto add = [&](const char* name, std::vector<int64_t> shape) {
-      tensors.push_back({absl::StrCat("model.layers.", i, ".", name), std::move(shape)});
-    };
-    add("input_layernorm.weight", {hidden});
-    add("self_attn.q_proj.weight", {q_width, hidden});
-    add("self_attn.k_proj.weight", {kv_width, hidden});
-    add("self_attn.v_proj.weight", {kv_width, hidden});
-    add("self_attn.o_proj.weight", {hidden, q_width});
-    if (spec.head_norm) {
-      add("self_attn.q_norm.weight", {spec.head_dim});
-      add("self_attn.k_norm.weight", {spec.head_dim});
-    }
-    add("post_attention_layernorm.weight", {hidden});
-    if (spec.feed_forward[static_cast<size_t>(i)] == model::FeedForwardKind::kDense) {
-      add("mlp.gate_proj.weight", {spec.dense_intermediate_size, hidden});
-      add("mlp.up_proj.weight", {spec.dense_intermediate_size, hidden});
-      add("mlp.down_proj.weight", {hidden, spec.dense_intermediate_size});
-    } else {
-      const int64_t intermediate = spec.expert_intermediate_size;
-      add("mlp.gate.weight", {spec.experts, hidden});
-      add("mlp.experts.gate_up_proj", {spec.experts, 2 * intermediate, hidden});
-      add("mlp.experts.down_proj", {spec.experts, hidden, intermediate});
-    }
-  }
-  return tensors;
-}
 
 size_t BytesOf(const std::vector<int64_t>& shape) {
   size_t bytes = sizeof(uint16_t);
@@ -104,12 +66,12 @@ absl::StatusOr<int> RandomFile(uint64_t seed) {
 
 absl::StatusOr<SyntheticWeights> SyntheticWeights::Create(const model::ModelSpec& spec,
                                                           uint64_t seed) {
-  const std::vector<Wanted> wanted = TensorsOf(spec);
+  const std::map<std::string, std::vector<int64_t>> wanted = model::TensorShapes(spec);
   size_t largest = 0;
   size_t largest_vector = 0;
-  for (const Wanted& tensor : wanted) {
-    size_t& most = tensor.shape.size() == 1 ? largest_vector : largest;
-    most = std::max(most, BytesOf(tensor.shape));
+  for (const auto& [name, shape] : wanted) {
+    size_t& most = shape.size() == 1 ? largest_vector : largest;
+    most = std::max(most, BytesOf(shape));
   }
   const absl::StatusOr<int> file = RandomFile(seed);
   if (!file.ok()) return file.status();
@@ -136,13 +98,12 @@ absl::StatusOr<SyntheticWeights> SyntheticWeights::Create(const model::ModelSpec
 
   weights.ones_.assign(largest_vector / sizeof(uint16_t), kOne);
   int64_t offset = 0;
-  for (const Wanted& tensor : wanted) {
-    const size_t size = BytesOf(tensor.shape);
-    const bool norm = tensor.shape.size() == 1;
+  for (const auto& [name, shape] : wanted) {
+    const size_t size = BytesOf(shape);
+    const bool norm = shape.size() == 1;
     const std::byte* data =
         norm ? reinterpret_cast<const std::byte*>(weights.ones_.data()) : weights.base_ + offset;
-    weights.tensors_[tensor.name] = {
-        .dtype = DType::kBf16, .shape = tensor.shape, .data = {data, size}};
+    weights.tensors_[name] = {.dtype = DType::kBf16, .shape = shape, .data = {data, size}};
     if (!norm) offset = (offset + kOffsetStep) % kPeriodBytes;
   }
   return weights;

@@ -45,7 +45,7 @@ TEST(ModelSpecTest, ReadsTheDemoModel) {
   EXPECT_EQ(spec->experts, 64);
   EXPECT_EQ(spec->experts_per_token, 8);
   EXPECT_TRUE(spec->tied_embeddings && spec->gate.rule == moe::Gate::Rule::kRenormalise &&
-              spec->head_norm);
+              spec->query_key_norm == QueryKeyNorm::kPerHead);
   EXPECT_THAT(spec->eos_token_ids, ElementsAre(4093, 4095));  // One from each of two files.
 }
 
@@ -60,6 +60,37 @@ TEST(ModelSpecTest, BothSpellingsMeanTheSame) {
   EXPECT_EQ(spec->rope_theta, 5000000.0);
   EXPECT_EQ(spec->experts, 4);
   EXPECT_EQ(Load(With("rope_theta", 5000000))->rope_theta, 5000000.0);
+}
+
+TEST(ModelSpecTest, StretchedRopeIsReadAndChecked) {
+  using Kind = kernels::RopeScalingKind;
+  json llama3 = {{"rope_type", "llama3"}, {"factor", 8},
+                 {"low_freq_factor", 1},  {"high_freq_factor", 4},
+                 {"rope_theta", 500},     {"original_max_position_embeddings", 8}};
+  const auto spec = Load(With("rope_parameters", llama3));
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->rope_scaling, (kernels::RopeScaling{.kind = Kind::kLlama3,
+                                                      .factor = 8,
+                                                      .original_positions = 8,
+                                                      .low_freq_factor = 1,
+                                                      .high_freq_factor = 4}));
+  EXPECT_EQ(spec->rope_theta, 500);
+  const auto yarn = Load(With(
+      "rope_scaling",
+      {{"type", "yarn"}, {"factor", 40}, {"beta_slow", 2}, {"mscale", 0.7}, {"truncate", false}}));
+  ASSERT_THAT(yarn, IsOk());
+  EXPECT_EQ(yarn->rope_scaling, (kernels::RopeScaling{.kind = Kind::kYarn,
+                                                      .factor = 40,
+                                                      .original_positions = yarn->max_positions,
+                                                      .beta_slow = 2,
+                                                      .mscale = 0.7,
+                                                      .truncate = false}));
+  llama3["low_freq_factor"] = 5;  // Above the high one.
+  EXPECT_THAT(Load(With("rope_parameters", llama3)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("low_freq_factor")));
+  llama3.erase("factor");
+  EXPECT_THAT(Load(With("rope_parameters", llama3)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'factor'")));
 }
 
 TEST(ModelSpecTest, SparseLayersFollowTheRuleOfTheFamily) {
@@ -114,17 +145,16 @@ TEST(ModelSpecTest, MissingAndWrongKeysAreNamed) {
 }
 
 TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
-  for (const auto& [key, value] : {std::pair{"model_type", json("mixtral")},
+  for (const auto& [key, value] : {std::pair{"model_type", json("bert")},
                                    {"hidden_act", json("gelu")},
-                                   {"attention_bias", json(true)},
                                    {"use_sliding_window", json(true)},
                                    {"quantization_config", json{{"quant_method", "fp8"}}},
-                                   {"rope_scaling", json{{"type", "yarn"}, {"factor", 4}}},
-                                   {"rope_parameters", json{{"rope_type", "llama3"}}}}) {
+                                   {"rope_scaling", json{{"type", "longrope"}, {"factor", 4}}},
+                                   {"rope_parameters", json{{"rope_type", "dynamic"}}}}) {
     EXPECT_THAT(Load(With(key, value)), StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(key)));
   }
-  EXPECT_THAT(Load(With("model_type", "mixtral")),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("mixtral")));
+  EXPECT_THAT(Load(With("model_type", "bert")),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("bert")));
   EXPECT_THAT(Load(With("rope_scaling", nullptr)), IsOk());
 }
 

@@ -62,6 +62,28 @@ TEST_P(GemmTest, MatchesAHandComputedProduct) {
   }
 }
 
+// y as it was, then what the product is scaled by and what is added to it.
+TEST_P(GemmTest, ScalesAddsABiasAndAccumulates) {
+  const PackedMatrix w(Encode({1, 2, 3, 0, 1, -1}, DType::kF32), DType::kF32, /*out=*/2, /*in=*/3);
+  const ActivationRows x({1, 0, 2, 3, 4, 5}, /*rows=*/2, DType::kF32);
+  const std::vector<float> bias = {0.25f, -8};
+  std::vector<float> y = {100, 200, 300, 400};
+  GemmArgs args{.x = x.data(),
+                .w = w.matrix(),
+                .y = y.data(),
+                .rows = 2,
+                .x_stride = x.stride(),
+                .y_stride = 2,
+                .scale = 0.5f,
+                .bias = bias.data()};
+  ASSERT_TRUE(Gemm(args, GetParam()).ok());
+  EXPECT_EQ(y, (std::vector<float>{3.75f, -9, 13.25f, -8.5f}));
+  args.accumulate = true;
+  args.bias = nullptr;
+  ASSERT_TRUE(Gemm(args, GetParam()).ok());
+  EXPECT_EQ(y, (std::vector<float>{7.25f, -10, 26.25f, -9}));
+}
+
 // Sizes around the pair, the block of depth, the panel and the tiles of rows.
 TEST_P(GemmTest, AgreesWithReference) {
   for (DType x_dtype : kXTypes) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/core/float_convert.h"
@@ -51,7 +52,8 @@ TEST_F(SyntheticWeightsTest, TensorsAreAsLargeAsTheModelSays) {
 TEST_F(SyntheticWeightsTest, ValuesAreOfTheSizeOfTrainedOnes) {
   const auto weights = SyntheticWeights::Create(spec_, 1);
   ASSERT_THAT(weights, IsOk());
-  const model::Tensor& tensor = weights->tensors().at("model.layers.1.mlp.experts.gate_up_proj");
+  const model::Tensor& tensor =
+      weights->tensors().at("model.layers.1.mlp.experts.3.gate_proj.weight");
   constexpr size_t kValues = 100000;
   const size_t last = tensor.data.size() / 2 - kValues;
   for (size_t first : {size_t{0}, last}) {
@@ -71,13 +73,13 @@ TEST_F(SyntheticWeightsTest, ValuesAreOfTheSizeOfTrainedOnes) {
 TEST_F(SyntheticWeightsTest, ExpertsAndLayersDiffer) {
   const auto weights = SyntheticWeights::Create(spec_, 1);
   ASSERT_THAT(weights, IsOk());
-  const auto& layer0 = weights->tensors().at("model.layers.0.mlp.experts.down_proj");
-  const auto& layer1 = weights->tensors().at("model.layers.1.mlp.experts.down_proj");
-  EXPECT_NE(std::memcmp(layer0.data.data(), layer1.data.data(), 4096), 0);
-  const size_t expert = layer0.data.size() / 64;
-  for (size_t e = 1; e < 64; ++e) {
-    EXPECT_NE(std::memcmp(layer0.data.data(), layer0.data.data() + e * expert, 4096), 0) << e;
-  }
+  const auto start = [&](int layer, int expert) {
+    return weights->tensors()
+        .at(absl::StrCat("model.layers.", layer, ".mlp.experts.", expert, ".down_proj.weight"))
+        .data.data();
+  };
+  EXPECT_NE(std::memcmp(start(0, 0), start(1, 0), 4096), 0);
+  for (int e = 1; e < 64; ++e) EXPECT_NE(std::memcmp(start(0, 0), start(0, e), 4096), 0) << e;
 }
 
 TEST_F(SyntheticWeightsTest, TheSameSeedGivesTheSameWeights) {

@@ -1,0 +1,28 @@
+#include "common/model/families/family.h"
+
+#include "absl/strings/str_join.h"
+
+namespace lynx::model {
+namespace {
+
+constexpr const Family* kFamilies[] = {
+    &kGlm4Moe, &kGraniteMoe, &kGraniteMoeShared, &kLlama, &kMistral,  &kMixtral,
+    &kOlmoe,   &kQwen2,      &kQwen2Moe,         &kQwen3, &kQwen3Moe,
+};
+
+}  // namespace
+
+const Family* FindFamily(std::string_view model_type) {
+  for (const Family* family : kFamilies) {
+    if (family->model_type == model_type) return family;
+  }
+  return nullptr;
+}
+
+std::string FamilyNames() {
+  return absl::StrJoin(kFamilies, ", ", [](std::string* to, const Family* family) {
+    to->append(family->model_type);
+  });
+}
+
+}  // namespace lynx::model

@@ -1,0 +1,53 @@
+#include "common/base/status_macros.h"
+#include "common/model/families/family.h"
+#include "common/model/families/shared_config.h"
+#include "common/model/families/shared_weights.h"
+
+// Dense decoders: Llama 2 and 3, Mistral, and Qwen 2 and 3, which differ in biases and head norms.
+namespace lynx::model {
+namespace {
+
+absl::Status ReadDense(const ModelConfig& config, ModelSpec& spec) {
+  MakeAllLayers(FeedForwardKind::kDense, spec);
+  LYNX_RETURN_IF_ERROR(RefuseWindow(config));
+  return ReadRope(config, 10000.0, spec);
+}
+
+absl::Status ReadLlama(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
+  spec.qkv_bias = bias;
+  spec.output_bias = bias;
+  LYNX_ASSIGN_OR_RETURN(const bool mlp_bias, config.Flag("mlp_bias", false));
+  if (mlp_bias) return config.Unserved("mlp_bias", "MLPs with biases are not served");
+  return ReadDense(config, spec);
+}
+
+absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {
+  spec.qkv_bias = true;
+  return ReadDense(config, spec);
+}
+
+absl::Status ReadQwen3(const ModelConfig& config, ModelSpec& spec) {
+  spec.query_key_norm = QueryKeyNorm::kPerHead;
+  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
+  spec.qkv_bias = bias;
+  spec.output_bias = bias;
+  return ReadDense(config, spec);
+}
+
+void BindDense(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
+  BindDecoder(spec, binder, weights,
+              [&](FeedForwardKind, const std::string& prefix, LayerWeights& layer) {
+                BindAttention(spec, prefix, binder, layer);
+                BindDenseMlp(spec, prefix, binder, layer.feed_forward);
+              });
+}
+
+}  // namespace
+
+const Family kLlama = {"llama", ReadLlama, BindDense};
+const Family kMistral = {"mistral", ReadDense, BindDense};
+const Family kQwen2 = {"qwen2", ReadQwen2, BindDense};
+const Family kQwen3 = {"qwen3", ReadQwen3, BindDense};
+
+}  // namespace lynx::model

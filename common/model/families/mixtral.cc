@@ -1,0 +1,31 @@
+#include "common/base/status_macros.h"
+#include "common/model/families/family.h"
+#include "common/model/families/shared_config.h"
+#include "common/model/families/shared_weights.h"
+
+// Mixtral 8x7B and 8x22B. The chosen experts' weights always sum to 1.
+namespace lynx::model {
+namespace {
+
+absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
+  MakeAllLayers(FeedForwardKind::kMoe, spec);
+  LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
+  LYNX_RETURN_IF_ERROR(RefuseWindow(config));
+  spec.gate.rule = moe::Gate::Rule::kRenormalise;
+  return ReadRope(config, 1e6, spec);
+}
+
+void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
+  BindDecoder(spec, binder, weights,
+              [&](FeedForwardKind, const std::string& prefix, LayerWeights& layer) {
+                BindAttention(spec, prefix, binder, layer);
+                BindExperts(spec, prefix + "block_sparse_moe.", "gate", {"w1", "w3", "w2"}, binder,
+                            layer.feed_forward);
+              });
+}
+
+}  // namespace
+
+const Family kMixtral = {"mixtral", Read, Bind};
+
+}  // namespace lynx::model

@@ -1,0 +1,183 @@
+#include "common/model/families/shared_config.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::model {
+
+using nlohmann::json;
+
+namespace {
+
+// `config` holds the scaling's own keys.
+absl::Status ReadRopeScaling(const ModelConfig& config, const ModelSpec& spec,
+                             kernels::RopeScaling& scaling) {
+  LYNX_ASSIGN_OR_RETURN(const std::string older, config.Text("type", "default"));
+  LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("rope_type", older));
+  if (type == "default") return absl::OkStatus();
+  using Kind = kernels::RopeScalingKind;
+  if (type == "linear") {
+    scaling.kind = Kind::kLinear;
+  } else if (type == "llama3") {
+    scaling.kind = Kind::kLlama3;
+  } else if (type == "yarn") {
+    scaling.kind = Kind::kYarn;
+  } else {
+    return config.Unserved(config.FirstOf({"rope_type", "type"}),
+                           "served are default, linear, llama3 and yarn");
+  }
+  LYNX_ASSIGN_OR_RETURN(scaling.factor, config.Positive("factor", std::nullopt));
+  if (scaling.kind == Kind::kLinear) return absl::OkStatus();
+  LYNX_ASSIGN_OR_RETURN(scaling.original_positions,
+                        config.SizeOr("original_max_position_embeddings", spec.max_positions));
+  if (scaling.kind == Kind::kLlama3) {
+    LYNX_ASSIGN_OR_RETURN(scaling.low_freq_factor,
+                          config.Positive("low_freq_factor", std::nullopt));
+    LYNX_ASSIGN_OR_RETURN(scaling.high_freq_factor,
+                          config.Positive("high_freq_factor", std::nullopt));
+    return absl::OkStatus();
+  }
+  LYNX_ASSIGN_OR_RETURN(scaling.beta_fast, config.Positive("beta_fast", scaling.beta_fast));
+  LYNX_ASSIGN_OR_RETURN(scaling.beta_slow, config.Positive("beta_slow", scaling.beta_slow));
+  LYNX_ASSIGN_OR_RETURN(scaling.mscale, config.NumberOr("mscale", 0));
+  LYNX_ASSIGN_OR_RETURN(scaling.mscale_all_dim, config.NumberOr("mscale_all_dim", 0));
+  LYNX_ASSIGN_OR_RETURN(scaling.attention_factor, config.NumberOr("attention_factor", 0));
+  LYNX_ASSIGN_OR_RETURN(scaling.truncate, config.Flag("truncate", true));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec& spec) {
+  const char* scaling_key = config.FirstOf({"rope_parameters", "rope_scaling"});
+  LYNX_ASSIGN_OR_RETURN(spec.rope_theta, config.Positive("rope_theta", default_theta));
+  const json* scaling = config.Find(scaling_key);
+  if (scaling == nullptr) return absl::OkStatus();
+  if (!scaling->is_object()) return config.Wrong(scaling_key, "an object");
+  const ModelConfig inner(*scaling, absl::StrCat(config.file(), ": ", scaling_key));
+  LYNX_ASSIGN_OR_RETURN(spec.rope_theta, inner.Positive("rope_theta", spec.rope_theta));
+  LYNX_RETURN_IF_ERROR(ReadRopeScaling(inner, spec, spec.rope_scaling));
+  const absl::Status fits =
+      kernels::CheckRopeScaling(spec.rotary_dim, spec.rope_theta, spec.rope_scaling);
+  if (fits.ok()) return fits;
+  return absl::InvalidArgumentError(absl::StrCat(inner.file(), ": ", std::string(fits.message())));
+}
+
+absl::Status RefuseWindow(const ModelConfig& config) {
+  // Without the switch of some families, the size alone decides.
+  const bool has_switch = config.Find("use_sliding_window") != nullptr;
+  LYNX_ASSIGN_OR_RETURN(const bool used, config.Flag("use_sliding_window", true));
+  if (used && (has_switch || config.Find("sliding_window") != nullptr)) {
+    return config.Unserved(has_switch ? "use_sliding_window" : "sliding_window",
+                           "sliding windows are not served");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadExperts(const ModelConfig& config, const char* size_key, ModelSpec& spec) {
+  const char* count = config.FirstOf({"num_experts", "num_local_experts", "n_routed_experts"});
+  LYNX_ASSIGN_OR_RETURN(spec.experts, config.CountOr(count, 0));
+  if (spec.experts == 0) return absl::OkStatus();
+  LYNX_ASSIGN_OR_RETURN(spec.experts_per_token, config.Size("num_experts_per_tok"));
+  if (spec.experts_per_token > spec.experts) {
+    return config.Wrong("num_experts_per_tok", absl::StrCat("at most ", count, ", ", spec.experts));
+  }
+  LYNX_ASSIGN_OR_RETURN(spec.expert_intermediate_size, config.Size(size_key));
+  return absl::OkStatus();
+}
+
+absl::Status ReadSoftmaxGate(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const bool renormalise, config.Flag("norm_topk_prob", false));
+  spec.gate.rule = renormalise ? moe::Gate::Rule::kRenormalise : moe::Gate::Rule::kKeepMass;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSparseLayers(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t step, config.SizeOr("decoder_sparse_step", 1));
+  MakeAllLayers(FeedForwardKind::kDense, spec);
+  for (int32_t i = 0; i < spec.layers; ++i) {
+    if (spec.experts > 0 && (i + 1) % step == 0) {
+      spec.feed_forward[static_cast<size_t>(i)] = FeedForwardKind::kMoe;
+    }
+  }
+  if (const json* dense = config.Find("mlp_only_layers"); dense != nullptr) {
+    if (!dense->is_array()) return config.Wrong("mlp_only_layers", "a list of layers");
+    for (const json& layer : *dense) {
+      if (!layer.is_number_integer() || layer < 0 || layer >= spec.layers) {
+        return config.Wrong("mlp_only_layers",
+                            absl::StrCat("a list of layers below ", spec.layers));
+      }
+      spec.feed_forward[layer.get<size_t>()] = FeedForwardKind::kDense;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFirstLayersDense(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t dense, config.CountOr("first_k_dense_replace", 0));
+  LYNX_ASSIGN_OR_RETURN(const int32_t step, config.SizeOr("moe_layer_freq", 1));
+  MakeAllLayers(FeedForwardKind::kDense, spec);
+  if (spec.experts == 0) return absl::OkStatus();
+  for (int32_t i = dense; i < spec.layers; ++i) {
+    if (i % step == 0) spec.feed_forward[static_cast<size_t>(i)] = FeedForwardKind::kMoe;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadExpertGroups(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(spec.gate.groups, config.SizeOr("n_group", 1));
+  LYNX_ASSIGN_OR_RETURN(spec.gate.groups_kept, config.SizeOr("topk_group", spec.gate.groups));
+  if (spec.experts % spec.gate.groups != 0) {
+    return config.Wrong("n_group", absl::StrCat("a divisor of the ", spec.experts, " experts"));
+  }
+  if (spec.gate.groups_kept > spec.gate.groups) {
+    return config.Wrong("topk_group", absl::StrCat("at most n_group, ", spec.gate.groups));
+  }
+  if (spec.experts_per_token > spec.experts / spec.gate.groups * spec.gate.groups_kept) {
+    return config.Wrong("topk_group",
+                        absl::StrCat("enough groups for ", spec.experts_per_token, " experts"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSigmoidGate(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_RETURN_IF_ERROR(ReadExpertGroups(config, spec));
+  LYNX_ASSIGN_OR_RETURN(const bool renormalise, config.Flag("norm_topk_prob", true));
+  LYNX_ASSIGN_OR_RETURN(const double scale, config.Positive("routed_scaling_factor", 1.0));
+  spec.gate.score = moe::Gate::Score::kSigmoid;
+  spec.gate.rule = renormalise ? moe::Gate::Rule::kRenormalise : moe::Gate::Rule::kKeepMass;
+  spec.gate.group_score = moe::Gate::GroupScore::kTopTwoSum;
+  spec.gate.scale = static_cast<float>(scale);
+  spec.ranking_bias = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSharedExperts(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t shared, config.CountOr("n_shared_experts", 0));
+  const int64_t width = int64_t{shared} * spec.expert_intermediate_size;
+  if (width > (1 << 24)) return config.Wrong("n_shared_experts", "a number of experts");
+  spec.shared_intermediate_size = static_cast<int32_t>(width);
+  return absl::OkStatus();
+}
+
+absl::Status ReadRotaryFactor(const ModelConfig& config, double absent, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(double factor, config.Positive("partial_rotary_factor", absent));
+  if (const json* rope = config.Find("rope_parameters"); rope != nullptr && rope->is_object()) {
+    const ModelConfig inner(*rope, absl::StrCat(config.file(), ": rope_parameters"));
+    LYNX_ASSIGN_OR_RETURN(factor, inner.Positive("partial_rotary_factor", factor));
+  }
+  spec.rotary_dim = static_cast<int32_t>(spec.head_dim * factor);
+  if (spec.rotary_dim < 2 || spec.rotary_dim > spec.head_dim || spec.rotary_dim % 2 != 0) {
+    return config.Wrong("partial_rotary_factor",
+                        absl::StrCat("an even part of head_dim, ", spec.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+void MakeAllLayers(FeedForwardKind kind, ModelSpec& spec) {
+  spec.feed_forward.assign(static_cast<size_t>(spec.layers), kind);
+}
+
+}  // namespace lynx::model

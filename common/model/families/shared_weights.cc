@@ -1,0 +1,106 @@
+#include "common/model/families/shared_weights.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace lynx::model {
+
+void BindDecoder(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights,
+                 const std::function<void(FeedForwardKind kind, const std::string& prefix,
+                                          LayerWeights& layer)>& bind_layer) {
+  weights.embedding =
+      binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size);
+  weights.final_norm = binder.TakeVector("model.norm.weight", spec.hidden_size);
+  if (spec.tied_embeddings) {
+    weights.head = weights.embedding;
+    binder.Ignore("lm_head.weight");
+  } else {
+    weights.head = binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size);
+  }
+  for (int32_t i = 0; i < spec.layers; ++i) {
+    bind_layer(spec.feed_forward[static_cast<size_t>(i)], absl::StrCat("model.layers.", i, "."),
+               weights.layers.emplace_back());
+  }
+}
+
+void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinder& binder,
+                   LayerWeights& layer) {
+  const int64_t hidden = spec.hidden_size;
+  const int64_t q_width = int64_t{spec.query_heads} * spec.head_dim;
+  const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
+  const std::string attention = prefix + "self_attn.";
+  AttentionWeights& weights = layer.attention;
+  weights.input_norm = binder.TakeVector(prefix + "input_layernorm.weight", hidden);
+  layer.feed_forward.input_norm =
+      binder.TakeVector(prefix + "post_attention_layernorm.weight", hidden);
+  weights.q = binder.TakeMatrix(attention + "q_proj.weight", q_width, hidden);
+  weights.k = binder.TakeMatrix(attention + "k_proj.weight", kv_width, hidden);
+  weights.v = binder.TakeMatrix(attention + "v_proj.weight", kv_width, hidden);
+  weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, q_width);
+  if (spec.qkv_bias) {
+    weights.q_bias = binder.TakeVector(attention + "q_proj.bias", q_width);
+    weights.k_bias = binder.TakeVector(attention + "k_proj.bias", kv_width);
+    weights.v_bias = binder.TakeVector(attention + "v_proj.bias", kv_width);
+  }
+  if (spec.output_bias) weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
+  if (spec.query_key_norm != QueryKeyNorm::kNone) {
+    const bool per_head = spec.query_key_norm == QueryKeyNorm::kPerHead;
+    weights.q_norm =
+        binder.TakeVector(attention + "q_norm.weight", per_head ? spec.head_dim : q_width);
+    weights.k_norm =
+        binder.TakeVector(attention + "k_norm.weight", per_head ? spec.head_dim : kv_width);
+  }
+}
+
+void BindDenseMlp(const ModelSpec& spec, const std::string& prefix, WeightBinder& binder,
+                  FeedForwardWeights& weights) {
+  weights.experts.push_back(
+      binder.TakeMlp(prefix + "mlp.", spec.hidden_size, spec.dense_intermediate_size));
+}
+
+void BindExperts(const ModelSpec& spec, const std::string& prefix, const char* router,
+                 const MlpNames& names, WeightBinder& binder, FeedForwardWeights& weights) {
+  weights.router =
+      binder.TakeMatrix(absl::StrCat(prefix, router, ".weight"), spec.experts, spec.hidden_size);
+  const std::string fused = prefix + "experts.gate_up_proj";
+  if (binder.Has(fused)) {
+    weights.experts = binder.TakeFusedMlps(fused, prefix + "experts.down_proj", spec.experts,
+                                           spec.hidden_size, spec.expert_intermediate_size);
+    return;
+  }
+  for (int32_t e = 0; e < spec.experts; ++e) {
+    weights.experts.push_back(binder.TakeMlp(absl::StrCat(prefix, "experts.", e, "."),
+                                             spec.hidden_size, spec.expert_intermediate_size,
+                                             names));
+    const kernels::ExpertWeights& first = weights.experts.front();
+    const kernels::ExpertWeights& last = weights.experts.back();
+    if (last.gate_up.dtype != first.gate_up.dtype || last.down.dtype != first.down.dtype) {
+      binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.0"));
+    }
+  }
+}
+
+void BindDeepseekFeedForward(const ModelSpec& spec, FeedForwardKind kind, const std::string& prefix,
+                             WeightBinder& binder, FeedForwardWeights& weights) {
+  if (kind == FeedForwardKind::kDense) {
+    BindDenseMlp(spec, prefix, binder, weights);
+    return;
+  }
+  const std::string mlp = prefix + "mlp.";
+  BindExperts(spec, mlp, "gate", {}, binder, weights);
+  if (spec.ranking_bias) {
+    weights.ranking_bias = binder.TakeVector(mlp + "gate.e_score_correction_bias", spec.experts);
+  }
+  if (spec.shared_intermediate_size > 0) {
+    weights.shared =
+        binder.TakeMlp(mlp + "shared_experts.", spec.hidden_size, spec.shared_intermediate_size);
+  }
+}
+
+void IgnorePredictionLayers(const ModelSpec& spec, WeightBinder& binder) {
+  // One or two in what is released.
+  for (int32_t i = spec.layers; i < spec.layers + 8; ++i) {
+    binder.IgnorePrefix(absl::StrCat("model.layers.", i, "."));
+  }
+}
+
+}  // namespace lynx::model

@@ -1,0 +1,161 @@
+#include "common/model/weight_binder.h"
+
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/model/name_list.h"
+#include "kernels/core/float_convert.h"
+
+namespace lynx::model {
+namespace {
+
+using kernels::ExpertWeights;
+using kernels::Matrix;
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+}  // namespace
+
+int64_t BytesOf(const Matrix& matrix) {
+  return kernels::PackedBytes(matrix.out, matrix.in, matrix.dtype);
+}
+
+int64_t BytesOf(const ExpertWeights& expert) {
+  return BytesOf(expert.gate_up) + BytesOf(expert.down);
+}
+
+// Null when absent or of the wrong shape.
+const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int64_t>& shape) {
+  const auto it = tensors_.find(name);
+  if (it == tensors_.end()) {
+    missing_.emplace(name, shape);
+    return nullptr;
+  }
+  taken_.insert(name);
+  const Tensor& tensor = it->second;
+  if (tensor.shape != shape) {
+    wrong_.push_back(
+        absl::StrCat(name, " is ", ShapeText(tensor.shape), ", wanted ", ShapeText(shape)));
+    return nullptr;
+  }
+  size_t bytes = SizeOf(tensor.dtype);
+  for (int64_t extent : shape) bytes *= static_cast<size_t>(extent);
+  if (tensor.data.size() != bytes) {
+    wrong_.push_back(absl::StrCat(name, " ", ShapeText(shape), " has ", tensor.data.size(),
+                                  " bytes of ", bytes));
+    return nullptr;
+  }
+  return &tensor;
+}
+
+Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in) {
+  const Tensor* tensor = Take(name, {out, in});
+  if (tensor == nullptr) return {};
+  return packer_.Add(tensor->data.data(), tensor->dtype, out, in);
+}
+
+std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {
+  const Tensor* tensor = Take(name, {size});
+  if (tensor == nullptr) return {};
+  std::vector<float> values(static_cast<size_t>(size));
+  if (tensor->dtype == DType::kF32) {
+    std::memcpy(values.data(), tensor->data.data(), tensor->data.size());
+    return values;
+  }
+  const auto* halves = reinterpret_cast<const uint16_t*>(tensor->data.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = tensor->dtype == DType::kBf16 ? kernels::Bf16ToF32(halves[i])
+                                              : kernels::F16ToF32(halves[i]);
+  }
+  return values;
+}
+
+ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
+                                    const MlpNames& names) {
+  const std::string gate_name = absl::StrCat(prefix, names.gate, ".weight");
+  const std::string up_name = absl::StrCat(prefix, names.up, ".weight");
+  const Tensor* gate = Take(gate_name, {intermediate, hidden});
+  const Tensor* up = Take(up_name, {intermediate, hidden});
+  const Tensor* down = Take(absl::StrCat(prefix, names.down, ".weight"), {hidden, intermediate});
+  if (gate == nullptr || up == nullptr || down == nullptr) return {};
+  if (gate->dtype != up->dtype) {
+    Refuse(absl::StrCat(gate_name, " is ", std::string(Name(gate->dtype)), ", ", up_name, " ",
+                        std::string(Name(up->dtype))));
+    return {};
+  }
+  return {.gate_up = packer_.AddGateUp(gate->data.data(), up->data.data(), gate->dtype,
+                                       intermediate, hidden),
+          .down = packer_.Add(down->data.data(), down->dtype, hidden, intermediate)};
+}
+
+std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_up_name,
+                                                       const std::string& down_name,
+                                                       int64_t experts, int64_t hidden,
+                                                       int64_t intermediate) {
+  const Tensor* gate_up = Take(gate_up_name, {experts, 2 * intermediate, hidden});
+  const Tensor* down = Take(down_name, {experts, hidden, intermediate});
+  if (gate_up == nullptr || down == nullptr) return {};
+  std::vector<ExpertWeights> all;
+  for (int64_t e = 0; e < experts; ++e) {
+    all.push_back(AddFusedMlp(*gate_up, *down, e, hidden, intermediate));
+  }
+  return all;
+}
+
+ExpertWeights WeightBinder::TakeFusedMlp(const std::string& gate_up_name,
+                                         const std::string& down_name, int64_t hidden,
+                                         int64_t intermediate) {
+  const Tensor* gate_up = Take(gate_up_name, {2 * intermediate, hidden});
+  const Tensor* down = Take(down_name, {hidden, intermediate});
+  if (gate_up == nullptr || down == nullptr) return {};
+  return AddFusedMlp(*gate_up, *down, 0, hidden, intermediate);
+}
+
+ExpertWeights WeightBinder::AddFusedMlp(const Tensor& gate_up, const Tensor& down, int64_t index,
+                                        int64_t hidden, int64_t intermediate) {
+  auto part = [&](const Tensor& tensor, int64_t third) {
+    return tensor.data.data() +
+           third * intermediate * hidden * static_cast<int64_t>(SizeOf(tensor.dtype));
+  };
+  return {.gate_up = packer_.AddGateUp(part(gate_up, 2 * index), part(gate_up, 2 * index + 1),
+                                       gate_up.dtype, intermediate, hidden),
+          .down = packer_.Add(part(down, index), down.dtype, hidden, intermediate)};
+}
+
+void WeightBinder::IgnorePrefix(const std::string& prefix) {
+  for (auto it = tensors_.lower_bound(prefix);
+       it != tensors_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    taken_.insert(it->first);
+  }
+}
+
+absl::Status WeightBinder::Finish() const {
+  if (!missing_.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, shape] : missing_) names.push_back(name);
+    return absl::NotFoundError(
+        absl::StrCat(names.size(), " tensors missing from the weights: ", NameList(names)));
+  }
+  if (!wrong_.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensors disagree with config.json: ", NameList(wrong_)));
+  }
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : tensors_) {
+    // Old exports carry the frequencies of RoPE, which follow from the config.
+    if (taken_.count(name) == 0 && !absl::EndsWith(name, ".rotary_emb.inv_freq")) {
+      unknown.push_back(name);
+    }
+  }
+  if (!unknown.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        unknown.size(), " tensors belong to no part of this model: ", NameList(unknown)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lynx::model

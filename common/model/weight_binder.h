@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/model/tensor.h"
+#include "common/model/weight_packer.h"
+#include "kernels/gemm/packed_matrix.h"
+#include "kernels/moe/expert_weights.h"
+
+namespace lynx::model {
+
+// Bytes that a kernel streams for it.
+int64_t BytesOf(const kernels::Matrix& matrix);
+int64_t BytesOf(const kernels::ExpertWeights& expert);
+
+// Names of the three Linears of a gated MLP.
+struct MlpNames {
+  const char* gate = "gate_proj";
+  const char* up = "up_proj";
+  const char* down = "down_proj";
+};
+
+// Takes tensors by name and shape and puts matrices to a packer. What is wrong is collected, so
+// that one start shows it all; what was taken is then empty.
+class WeightBinder {
+ public:
+  // Both outlive this.
+  WeightBinder(const TensorMap& tensors, WeightPacker& packer)
+      : tensors_(tensors), packer_(packer) {}
+
+  bool Has(const std::string& name) const { return tensors_.count(name) > 0; }
+
+  kernels::Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in);
+  // In float32.
+  std::vector<float> TakeVector(const std::string& name, int64_t size);
+  // `prefix` ends with a dot.
+  kernels::ExpertWeights TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
+                                 const MlpNames& names = {});
+  // All experts of a layer in two tensors: [experts, gate rows then up rows, hidden] and
+  // [experts, hidden, intermediate].
+  std::vector<kernels::ExpertWeights> TakeFusedMlps(const std::string& gate_up_name,
+                                                    const std::string& down_name, int64_t experts,
+                                                    int64_t hidden, int64_t intermediate);
+
+  // The same of one MLP: [gate rows then up rows, hidden] and [hidden, intermediate].
+  kernels::ExpertWeights TakeFusedMlp(const std::string& gate_up_name, const std::string& down_name,
+                                      int64_t hidden, int64_t intermediate);
+
+  // A tensor that may be there and is not used; or all whose names begin so.
+  void Ignore(const std::string& name) { taken_.insert(name); }
+  void IgnorePrefix(const std::string& prefix);
+  void Refuse(std::string what) { wrong_.push_back(std::move(what)); }
+
+  // NotFound lists what is missing, InvalidArgument what is wrong or was not taken.
+  absl::Status Finish() const;
+  // By name, in what shape.
+  const std::map<std::string, std::vector<int64_t>>& missing() const { return missing_; }
+
+ private:
+  const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape);
+  // MLP `index` of the tensors' stack.
+  kernels::ExpertWeights AddFusedMlp(const Tensor& gate_up, const Tensor& down, int64_t index,
+                                     int64_t hidden, int64_t intermediate);
+
+  const TensorMap& tensors_;
+  WeightPacker& packer_;
+  std::set<std::string> taken_;
+  std::map<std::string, std::vector<int64_t>> missing_;
+  std::vector<std::string> wrong_;
+};
+
+}  // namespace lynx::model
