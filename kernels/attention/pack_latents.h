@@ -8,7 +8,7 @@
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 
 // Packs dimensions [d, d + 32) of the first `tokens` tokens, and zeros up to a whole step, as
-// PackedValues has them: [kSplitTokens / 32] of kPackedStep. So few, that they stay in the first
+// PackStep() has them: [kSplitTokens / 32] of kPackedStep. So few, that they stay in the first
 // cache for all queries.
 inline void PackLatents(const SplitLatents<Bf16>& latents, int tokens, int64_t width, int64_t d,
                         Bf16 (*packed)[kPackedStep]) {

@@ -14,36 +14,32 @@ inline constexpr int kPairRow = 2 * kLanes;
 // Two tiles of [16 token pairs][kPairRow].
 inline constexpr int kPackedStep = 2 * kLanes * kPairRow;
 
-// As the products want V: [head_dim / 32][kSplitTokens / 32][2][16 pairs][16 dimensions][2 tokens].
-// The dimensions of the two tiles of a step are shuffled; Unshuffle() puts sums in order.
-struct alignas(64) PackedValues {
-  Bf16 data[kMaxHeadDim / kDepth][kSplitTokens / kDepth][kPackedStep];
-};
-
 // Steps of kDepth tokens that hold `tokens`.
 inline int DepthSteps(int tokens) { return (tokens + kDepth - 1) / kDepth; }
 
-// Packs the first `tokens` tokens, and zeros up to a whole step.
-inline void PackValues(const SplitKv<Bf16>& kv, int tokens, int64_t head_dim,
-                       const SplitKv<Bf16>& next, PackedValues* packed) {
-  for (int t = 0; t < DepthSteps(tokens) * kDepth; t += 2) {
-    const int in_block = t % kAttentionBlockTokens;
-    const int block = t / kAttentionBlockTokens;
-    if (block < next.blocks) Prefetch(next.k[block] + in_block * head_dim, 2 * head_dim);
-    const Bf16* first = t < tokens ? kv.v[block] + in_block * head_dim : nullptr;
-    const Bf16* second = t + 1 < tokens ? first + head_dim : nullptr;
-    Bf16* to = packed->data[0][t / kDepth] + t % kDepth / 2 * kPairRow;
-    for (int64_t d = 0; d < head_dim; d += kDepth) {
-      const __m512i zero = _mm512_setzero_si512();
-      const __m512i a = first != nullptr ? _mm512_loadu_si512(first + d) : zero;
-      const __m512i b = second != nullptr ? _mm512_loadu_si512(second + d) : zero;
-      _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
-      _mm512_store_si512(to + kLanes * kPairRow, _mm512_unpackhi_epi16(a, b));
-      to += kSplitTokens / kDepth * kPackedStep;
+// Packs kDepth dimensions, from d on, of the tokens of blocks b and b + 1 of a head: two tiles of
+// sixteen rows, each row sixteen dimensions of two tokens. Which dimensions are in which tile,
+// Unshuffle() knows. Tokens from `tokens` of the split on are zeros. Meanwhile fetches as much of
+// what is read later.
+inline void PackStep(const SplitKv<Bf16>& kv, const SplitKv<Bf16>& next, int blocks_ahead, int b,
+                     int head, int64_t d, int tokens, int64_t head_dim, Bf16* to) {
+  for (int end = b + 2; b < end; ++b) {
+    const int block = b < kv.blocks ? b : kv.blocks - 1;
+    const Bf16* v = kv.V(block, head) + d;
+    const Bf16* ahead = AheadOfV(kv, next, blocks_ahead, block, head) + d;
+    const int count = tokens - b * kLanes;
+    for (int t = 0; t < kLanes; t += 2, to += kPairRow) {
+      __m512i first = _mm512_setzero_si512();
+      __m512i second = first;
+      if (t < count) {
+        Prefetch(ahead + t * head_dim, kDepth);
+        Prefetch(ahead + (t + 1) * head_dim, kDepth);
+        first = _mm512_loadu_si512(v + t * head_dim);
+        if (t + 1 < count) second = _mm512_loadu_si512(v + (t + 1) * head_dim);
+      }
+      _mm512_store_si512(to, _mm512_unpacklo_epi16(first, second));
+      _mm512_store_si512(to + kLanes * kPairRow, _mm512_unpackhi_epi16(first, second));
     }
-  }
-  for (int b = DepthSteps(tokens) * kDepth / kAttentionBlockTokens; b < next.blocks; ++b) {
-    Prefetch(next.k[b], kAttentionBlockTokens * head_dim);
   }
 }
 

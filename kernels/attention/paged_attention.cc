@@ -59,10 +59,14 @@ std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
       for (int64_t i = first / group; i <= last / group; ++i) {
         position = std::max(position, args.rows[begin + i].position);
       }
+      const int64_t count = last - first + 1;
+      const bool one_row = first / group == last / group;
+      const int64_t heads_together = one_row ? std::min(kTileQueries / count, args.kv_heads) : 1;
       tiles.push_back({.row = begin + first / group,
                        .first = first % group,
-                       .queries = static_cast<int32_t>(last - first + 1),
-                       .splits = position / kSplitTokens + 1});
+                       .queries = static_cast<int32_t>(count),
+                       .splits = position / kSplitTokens + 1,
+                       .heads_together = static_cast<int32_t>(heads_together)});
     }
   }
   return tiles;
@@ -74,47 +78,60 @@ Isa IsaFor(const PagedAttentionArgs& args, const ExecContext& ctx) {
   return bf16_products ? ctx.isa : std::min(ctx.isa, Isa::kAvx512);
 }
 
-// The sequence is split where whole KV heads of a tile would be too few and too long for the
-// threads to share.
+// KV heads and splits of a tile that make a work item.
+struct ItemShape {
+  int64_t heads;
+  int32_t splits;
+};
+
+// Of about `pairs` pairs of a head and a split. The sequence is cut where its heads would be too
+// few for the items, or for a block to be read in one piece.
+ItemShape ShapeOf(const AttentionTile& tile, int64_t pairs) {
+  const int64_t heads = pairs / tile.splits;
+  const bool cut = tile.heads_together > 1 ? tile.splits > 1 && heads < tile.heads_together
+                                           : tile.splits >= 2 * pairs;
+  if (!cut) return {std::max<int64_t>(1, heads), tile.splits};
+  const int64_t together = std::min<int64_t>(pairs, tile.heads_together);
+  return {together, static_cast<int32_t>(std::min<int64_t>(pairs / together, tile.splits))};
+}
+
 void RunItems(const PagedAttentionArgs& args, const ExecContext& ctx) {
   const std::vector<AttentionTile> tiles = MakeTiles(args);
-  const int64_t split_bytes =
+  const int64_t pair_bytes =
       2 * kSplitTokens * args.head_dim * static_cast<int64_t>(SizeOf(args.kv_dtype));
-  int64_t splits = 0;
-  for (const AttentionTile& tile : tiles) splits += tile.splits;
+  int64_t pairs = 0;
+  for (const AttentionTile& tile : tiles) pairs += tile.splits * args.kv_heads;
   const int64_t threads = ctx.team == nullptr ? 1 : ctx.team->threads();
-  const int64_t item_splits = std::max({int64_t{1}, kMinItemBytes / split_bytes,
-                                        splits * args.kv_heads / (threads * kItemsPerThread)});
-  auto is_cut = [&](const AttentionTile& tile) {
-    return threads > 1 && tile.splits >= 2 * item_splits;
-  };
+  const int64_t item_pairs =
+      threads == 1
+          ? pairs
+          : std::max({int64_t{1}, kMinItemBytes / pair_bytes, pairs / (threads * kItemsPerThread)});
   int64_t sums_count = 0;
   for (const AttentionTile& tile : tiles) {
-    if (is_cut(tile)) sums_count += args.kv_heads * tile.splits * tile.queries;
+    if (ShapeOf(tile, item_pairs).splits < tile.splits) {
+      sums_count += args.kv_heads * tile.splits * tile.queries;
+    }
   }
   // Not a vector, which would write it all first.
   const std::unique_ptr<AttentionSums[]> all_sums(
       sums_count > 0 ? new AttentionSums[static_cast<size_t>(sums_count)] : nullptr);
-  AttentionSums* sums = all_sums.get();
+  AttentionSums* free_sums = all_sums.get();
   std::vector<WorkItem> items;
   std::vector<WorkItem> merges;
   for (const AttentionTile& tile : tiles) {
-    if (!is_cut(tile)) {
-      const int64_t heads = std::max<int64_t>(1, item_splits / tile.splits);
-      for (int64_t head = 0; head < args.kv_heads; head += heads) {
-        const int64_t end = std::min(head + heads, args.kv_heads);
-        items.push_back({&tile, {head, end, 0, tile.splits}, nullptr});
+    const ItemShape shape = ShapeOf(tile, item_pairs);
+    AttentionSums* sums = shape.splits < tile.splits ? free_sums : nullptr;
+    for (int32_t split = 0; split < tile.splits; split += shape.splits) {
+      const int32_t split_end = std::min(split + shape.splits, tile.splits);
+      for (int64_t head = 0; head < args.kv_heads; head += shape.heads) {
+        const int64_t head_end = std::min(head + shape.heads, args.kv_heads);
+        items.push_back({&tile, {head, head_end, split, split_end}, sums});
       }
-      continue;
     }
-    const auto step = static_cast<int32_t>(item_splits);
+    if (sums == nullptr) continue;
     for (int64_t head = 0; head < args.kv_heads; ++head) {
-      for (int32_t split = 0; split < tile.splits; split += step) {
-        const int32_t end = std::min(split + step, tile.splits);
-        items.push_back({&tile, {head, head + 1, split, end}, sums});
-      }
-      merges.push_back({&tile, {head, head + 1, 0, tile.splits}, sums});
-      sums += tile.splits * tile.queries;
+      merges.push_back({&tile, {head, head + 1, 0, tile.splits}, free_sums});
+      free_sums += tile.splits * tile.queries;
     }
   }
   const Isa isa = IsaFor(args, ctx);

@@ -37,12 +37,12 @@ SplitKv<T> Locate(const PagedAttentionArgs& args, const AttentionTile& tile, int
                   int32_t split, int tokens) {
   SplitKv<T> kv;
   kv.blocks = BlocksOf(tokens);
-  const int64_t head = kAttentionBlockTokens * args.head_dim;
+  kv.head_elements = kAttentionBlockTokens * args.head_dim;
   for (int b = 0; b < kv.blocks; ++b) {
     const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + b];
     const auto* base = reinterpret_cast<const T*>(args.kv + block * args.block_stride_bytes);
-    kv.k[b] = base + kv_head * head;
-    kv.v[b] = base + (args.kv_heads + kv_head) * head;
+    kv.k[b] = base + kv_head * kv.head_elements;
+    kv.v[b] = base + (args.kv_heads + kv_head) * kv.head_elements;
   }
   return kv;
 }
@@ -135,43 +135,55 @@ class ItemRun {
   }
 
   void Run(AttentionSums* sums) {
-    SplitKv<Kv> kv = LocateSplit(item_.head_begin, item_.split_begin);
-    for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
-      const int64_t first_head = head * (args_.heads / args_.kv_heads);
-      for (int i = 0; i < tile_.queries; ++i) {
-        const Query& query = queries_[i];
-        q_[i] = args_.q + query.row * args_.q_stride + (first_head + query.head) * args_.head_dim;
-      }
-      products_.SetQueries(q_, tile_.queries);
-      for (int32_t split = item_.split_begin; split < item_.split_end; ++split) {
-        SplitKv<Kv> next;
-        if (split + 1 < item_.split_end) {
-          next = LocateSplit(head, split + 1);
-        } else if (head + 1 < item_.head_end) {
-          next = LocateSplit(head + 1, item_.split_begin);
-        }
-        if (sums != nullptr) {
-          SumSplit(kv, split, next, sums + split * tile_.queries);
-        } else if (split == 0) {
-          SumSplit(kv, split, next, sums_);
-        } else {
-          SumSplit(kv, split, next, split_sums_);
-          for (int i = 0; i < tile_.queries; ++i) {
-            if (Visible(queries_[i].position, split) > 0) {
-              Merge(&sums_[i], split_sums_[i], args_.head_dim);
-            }
-          }
-        }
-        kv = next;
-      }
-      if (sums != nullptr) continue;
-      for (int i = 0; i < tile_.queries; ++i) Finish(args_, queries_[i], head, sums_[i]);
+    const int64_t group = tile_.heads_together;
+    for (int64_t begin = item_.head_begin; begin < item_.head_end; begin += group) {
+      RunHeads(begin, begin + group < item_.head_end ? begin + group : item_.head_end, sums);
     }
   }
 
  private:
   using Kv = typename Products::Kv;
   using Weight = typename Products::Weight;
+
+  void RunHeads(int64_t begin, int64_t end, AttentionSums* sums) {
+    heads_ = static_cast<int>(end - begin);
+    for (int64_t head = begin; head < end; ++head) {
+      const int64_t first_head = head * (args_.heads / args_.kv_heads);
+      for (int i = 0; i < tile_.queries; ++i) {
+        const Query& query = queries_[i];
+        q_[(head - begin) * tile_.queries + i] =
+            args_.q + query.row * args_.q_stride + (first_head + query.head) * args_.head_dim;
+      }
+    }
+    products_.SetQueries(q_, heads_, tile_.queries);
+    SplitKv<Kv> kv = LocateSplit(begin, item_.split_begin);
+    for (int32_t split = item_.split_begin; split < item_.split_end; ++split) {
+      SplitKv<Kv> next;
+      if (split + 1 < item_.split_end) {
+        next = LocateSplit(begin, split + 1);
+      } else if (end < item_.head_end) {
+        next = LocateSplit(end, item_.split_begin);
+      }
+      if (sums != nullptr) {
+        SumSplit(kv, split, next, sums + (begin * tile_.splits + split) * tile_.queries,
+                 int64_t{tile_.splits} * tile_.queries);
+      } else if (split == 0) {
+        SumSplit(kv, split, next, sums_, tile_.queries);
+      } else {
+        SumSplit(kv, split, next, split_sums_, tile_.queries);
+        for (int i = 0; i < heads_ * tile_.queries; ++i) {
+          if (Visible(queries_[i % tile_.queries].position, split) > 0) {
+            Merge(&sums_[i], split_sums_[i], args_.head_dim);
+          }
+        }
+      }
+      kv = next;
+    }
+    if (sums != nullptr) return;
+    for (int i = 0; i < heads_ * tile_.queries; ++i) {
+      Finish(args_, queries_[i % tile_.queries], begin + i / tile_.queries, sums_[i]);
+    }
+  }
 
   SplitKv<Kv> LocateSplit(int64_t head, int32_t split) const {
     int most = 0;
@@ -182,8 +194,8 @@ class ItemRun {
     return Locate<Kv>(args_, tile_, head, split, most);
   }
 
-  void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next,
-                AttentionSums* sums) {
+  void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next, AttentionSums* sums,
+                int64_t sums_stride) {
     int visible[kTileQueries];
     int fewest = kSplitTokens, most = 0;
     for (int i = 0; i < tile_.queries; ++i) {
@@ -192,33 +204,43 @@ class ItemRun {
       most = visible[i] > most ? visible[i] : most;
     }
     // A token that one query attends to and another must not see takes part with weight zero, which
-    // changes nothing unless its V is no number.
+    // changes nothing unless its V is no number. Queries of several rows come with one head alone.
     if (FiniteValues(kv, fewest, most, args_.head_dim)) {
-      SumQueries(kv, visible, 0, tile_.queries, most, next, sums);
+      SumQueries(kv, visible, tile_.queries, most, next, sums, sums_stride);
       return;
     }
     for (int i = 0; i < tile_.queries; ++i) {
-      products_.SetQueries(q_ + i, 1);
-      SumQueries(kv, visible, i, 1, visible[i], {}, sums);
+      products_.SetQueries(q_ + i, 1, 1);
+      SumQueries(kv, visible + i, 1, visible[i], {}, sums + i, 1);
     }
-    products_.SetQueries(q_, tile_.queries);
+    products_.SetQueries(q_, 1, tile_.queries);
   }
 
-  // Of queries [begin, begin + count), which are those of products_.
-  void SumQueries(const SplitKv<Kv>& kv, const int* visible, int begin, int count, int tokens,
-                  const SplitKv<Kv>& next, AttentionSums* sums) {
+  // Of the `count` queries a head of products_.
+  void SumQueries(const SplitKv<Kv>& kv, const int* visible, int count, int tokens,
+                  const SplitKv<Kv>& next, AttentionSums* sums, int64_t sums_stride) {
     products_.Scores(kv, scores_);
-    for (int i = 0; i < count; ++i) {
-      Weigh(scores_[i], args_.scale, visible[begin + i], kv.blocks, weights_[i], &sums[begin + i]);
+    const int blocks_ahead = BlocksAhead(count);
+    for (int head = 0; head < heads_; ++head) {
+      int fetched = 0;
+      for (int i = 0; i < count; ++i) {
+        for (; fetched < kv.blocks && fetched * count < blocks_ahead * (i + 1); ++fetched) {
+          Prefetch(kv.V(fetched, head), kv.head_elements);
+        }
+        const int query = head * count + i;
+        Weigh(scores_[query], args_.scale, visible[i], kv.blocks, weights_[query],
+              &sums[head * sums_stride + i]);
+      }
     }
-    products_.Values(kv, tokens, weights_, next, sums + begin);
+    products_.Values(kv, tokens, weights_, next, sums, sums_stride);
   }
 
   const PagedAttentionArgs& args_;
   const AttentionTile& tile_;
   const AttentionItem& item_;
   Query queries_[kTileQueries];
-  const float* q_[kTileQueries];
+  int heads_ = 0;                 // Whose queries products_ has, ...
+  const float* q_[kTileQueries];  // ... [head][query]; so are all below.
   Products products_;
   alignas(64) float scores_[kTileQueries][kSplitTokens];
   alignas(64) Weight weights_[kTileQueries][kSplitTokens];

@@ -15,39 +15,58 @@ class Bf16Products {
 
   explicit Bf16Products(int64_t head_dim) : head_dim_(head_dim) {}
 
-  // q: [count] of [head_dim].
-  void SetQueries(const float* const* q, int count) {
+  // q: [heads * count] of [head_dim].
+  void SetQueries(const float* const* q, int heads, int count) {
+    heads_ = heads;
     count_ = count;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < heads * count; ++i) {
       for (int64_t d = 0; d < head_dim_; d += kLanes) {
         _mm256_store_si256(reinterpret_cast<__m256i*>(q_[i] + d), RoundedQuery(q[i] + d));
       }
     }
   }
 
-  // scores[i][t] = q[i] . K[t] for the tokens of all blocks of `kv`.
+  // scores[h * count + i][t] = q[h * count + i] . K[h][t] for the tokens of all blocks of `kv`.
   void Scores(const SplitKv<Bf16>& kv, float (*scores)[kSplitTokens]) const {
-    ForGroups<kRows>(count_, [&]<int N>(int i) {
-      for (int b = 0; b < kv.blocks; ++b) {
-        for (int t = 0; t < kAttentionBlockTokens; t += kColumns) {
-          if (i == 0) Prefetch(kv.v[b] + t * head_dim_, kColumns * head_dim_);
-          ScoreTile<N>(i, kv.k[b] + t * head_dim_, scores, b * kLanes + t);
-        }
+    const int blocks_ahead = BlocksAhead(count_);
+    for (int b = 0; b < kv.blocks; ++b) {
+      for (int head = 0; head < heads_; ++head) {
+        const Bf16* k = kv.K(b, head);
+        const Bf16* ahead = AheadOfK(kv, blocks_ahead, b, head);
+        ForGroups<kRows>(count_, [&]<int N>(int i) {
+          for (int t = 0; t < kAttentionBlockTokens; t += kColumns) {
+            if (i == 0) Prefetch(ahead + t * head_dim_, kColumns * head_dim_);
+            ScoreTile<N>(head * count_ + i, k + t * head_dim_, scores, b * kLanes + t);
+          }
+        });
       }
-    });
+    }
   }
 
-  // sums[i].sum = sum over t < tokens of weights[i][t] * V[t].
+  // sums[h * sums_stride + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
   void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
-              const SplitKv<Bf16>& next, AttentionSums* sums) {
-    PackValues(kv, tokens, head_dim_, next, &values_);
-    ForGroups<kRows>(count_, [&]<int N>(int i) {
-      int64_t d = 0;
-      for (; d + 2 * kDepth <= head_dim_; d += 2 * kDepth) {
-        ValueTile<N, 2>(d, DepthSteps(tokens), weights + i, sums + i);
+              const SplitKv<Bf16>& next, AttentionSums* sums, int64_t sums_stride) {
+    const int blocks_ahead = BlocksAhead(count_);
+    for (int b = 0; b < kv.blocks; b += 2) {
+      for (int head = 0; head < heads_; ++head) {
+        for (int64_t d = 0; d < head_dim_; d += kDepth) {
+          PackStep(kv, next, blocks_ahead, b, head, d, tokens, head_dim_, packed_[d / kDepth]);
+        }
+        ForGroups<kRows>(count_, [&]<int N>(int i) {
+          int64_t d = 0;
+          for (; d + 2 * kDepth <= head_dim_; d += 2 * kDepth) {
+            ValueTile<N, 2>(head * count_ + i, d, b, weights);
+          }
+          if (d < head_dim_) ValueTile<N, 1>(head * count_ + i, d, b, weights);
+        });
       }
-      if (d < head_dim_) ValueTile<N, 1>(d, DepthSteps(tokens), weights + i, sums + i);
-    });
+    }
+    for (int i = 0; i < heads_ * count_; ++i) {
+      float* to = sums[i / count_ * sums_stride + i % count_].sum;
+      for (int64_t d = 0; d < head_dim_; d += kDepth) {
+        Unshuffle(Load(value_sums_[i] + d), Load(value_sums_[i] + d + kLanes), to + d);
+      }
+    }
   }
 
  private:
@@ -80,45 +99,46 @@ class Bf16Products {
     }
   }
 
-  // D times 32 dimensions from d on.
+  // D times 32 dimensions from d on, of the packed blocks b and b + 1.
   template <int N, int D>
-  void ValueTile(int64_t d, int steps, const Bf16 (*weights)[kSplitTokens],
-                 AttentionSums* sums) const {
+  void ValueTile(int query, int64_t d, int b, const Bf16 (*weights)[kSplitTokens]) {
     F32x16 sum[N][2 * D];
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
 #pragma GCC unroll 16
-      for (int j = 0; j < 2 * D; ++j) sum[i][j] = Zero();
+      for (int j = 0; j < 2 * D; ++j) {
+        sum[i][j] = b == 0 ? Zero() : Load(value_sums_[query + i] + d + j * kLanes);
+      }
     }
-    for (int s = 0; s < steps; ++s) {
-      for (int pair = 0; pair < kLanes; ++pair) {
-        Bf16Pairs weight[N];
+    for (int pair = 0; pair < kLanes; ++pair) {
+      Bf16Pairs weight[N];
 #pragma GCC unroll 16
-        for (int i = 0; i < N; ++i) {
-          weight[i] = BroadcastBf16Pair(weights[i] + s * kDepth + 2 * pair);
-        }
+      for (int i = 0; i < N; ++i) {
+        weight[i] = BroadcastBf16Pair(weights[query + i] + b * kLanes + 2 * pair);
+      }
 #pragma GCC unroll 16
-        for (int j = 0; j < 2 * D; ++j) {
-          const Bf16Pairs value = LoadBf16Pairs(values_.data[d / kDepth + j / 2][s] +
-                                                (j % 2 * kLanes + pair) * kPairRow);
+      for (int j = 0; j < 2 * D; ++j) {
+        const Bf16Pairs value =
+            LoadBf16Pairs(packed_[d / kDepth + j / 2] + (j % 2 * kLanes + pair) * kPairRow);
 #pragma GCC unroll 16
-          for (int i = 0; i < N; ++i) sum[i][j] = DotPairs(weight[i], value, sum[i][j]);
-        }
+        for (int i = 0; i < N; ++i) sum[i][j] = DotPairs(weight[i], value, sum[i][j]);
       }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
 #pragma GCC unroll 16
-      for (int j = 0; j < D; ++j) {
-        Unshuffle(sum[i][2 * j], sum[i][2 * j + 1], sums[i].sum + d + j * kDepth);
+      for (int j = 0; j < 2 * D; ++j) {
+        Store(value_sums_[query + i] + d + j * kLanes, sum[i][j]);
       }
     }
   }
 
   const int64_t head_dim_;
-  int count_ = 0;
+  int heads_ = 0;
+  int count_ = 0;  // Queries of a head.
   alignas(64) Bf16 q_[kTileQueries][kMaxHeadDim];
-  PackedValues values_;
+  alignas(64) float value_sums_[kTileQueries][kMaxHeadDim];     // Shuffled.
+  alignas(64) Bf16 packed_[kMaxHeadDim / kDepth][kPackedStep];  // Two blocks of a head.
 };
 
 }  // namespace lynx::kernels::LYNX_KERNEL_ISA

@@ -1,6 +1,6 @@
 #pragma once
 
-// For the bodies of PagedAttention only: K and V of one KV head and split.
+// For the bodies of PagedAttention only: K and V of one split.
 
 #include "kernels/attention/paged_attention_backends.h"
 #include "kernels/core/fixed_rows.h"
@@ -10,15 +10,39 @@ namespace lynx::kernels::LYNX_KERNEL_ISA {
 
 static_assert(kAttentionBlockTokens == kLanes, "one lane per token of a block");
 
+// Of KV heads that lie together.
 template <typename T>
 struct SplitKv {
-  int blocks = 0;            // Those that hold a token somebody attends to.
-  const T* k[kSplitBlocks];  // Each [16, head_dim].
+  const T* K(int block, int head) const { return k[block] + head * head_elements; }
+  const T* V(int block, int head) const { return v[block] + head * head_elements; }
+
+  int blocks = 0;             // Those that hold a token somebody attends to.
+  int64_t head_elements = 0;  // Of a head in a block.
+  const T* k[kSplitBlocks];   // Each [heads, 16, head_dim].
   const T* v[kSplitBlocks];
 };
 
-// Blocks lie anywhere in memory, and the hardware sees no pattern in them: K is read while V of the
-// same split is fetched, V while K of the next split is.
+// K of some heads is read block by block, then their scores become weights, then V is read block by
+// block: so a block is read in one piece. Blocks lie anywhere, though, and the hardware sees no
+// pattern in them: meanwhile those that come BlocksAhead() later are fetched.
+//
+// Enough for memory to be busy while the scores of `queries` queries of a head become weights.
+inline int BlocksAhead(int queries) { return queries < 2 ? 2 : queries < 8 ? queries / 2 * 2 : 8; }
+
+// What to fetch while K, or V, of `block` is read; `next` is read after V of `kv`. Where there is
+// nothing, something that is in cache already.
+template <typename T>
+inline const T* AheadOfK(const SplitKv<T>& kv, int blocks_ahead, int block, int head) {
+  return kv.K(block + blocks_ahead < kv.blocks ? block + blocks_ahead : block, head);
+}
+template <typename T>
+inline const T* AheadOfV(const SplitKv<T>& kv, const SplitKv<T>& next, int blocks_ahead, int block,
+                         int head) {
+  const int ahead = block + blocks_ahead;
+  if (ahead < kv.blocks) return kv.V(ahead, head);
+  return ahead - kv.blocks < next.blocks ? next.K(ahead - kv.blocks, head) : kv.V(block, head);
+}
+
 template <typename T>
 inline void Prefetch(const T* p, int64_t elements) {
   const auto* byte = reinterpret_cast<const char*>(p);

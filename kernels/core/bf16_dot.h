@@ -31,6 +31,29 @@ inline F32x16 DotPairs(Bf16Pairs a, Bf16Pairs b, F32x16 sum) {
   return {_mm512_dpbf16_ps(sum.v, a.v, b.v)};
 }
 
+// Of sixteen pairs, given the even and the odd elements apart: the first eight, and the others.
+inline void Interleave(F32x16 even, F32x16 odd, F32x16* first, F32x16* second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  *first = {_mm512_permutex2var_ps(even.v, low, odd.v)};
+  *second = {_mm512_permutex2var_ps(even.v, high, odd.v)};
+}
+
+// While it lives, arithmetic on float32 flushes as the instructions above do.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { Set(before_ | 0x8040); }
+  ~FlushDenormals() { Set(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  // To the compiler arithmetic does not depend on this, but the loads and stores around it do.
+  static void Set(uint32_t mxcsr) { asm volatile("ldmxcsr %0" : : "m"(mxcsr) : "memory"); }
+
+  const uint32_t before_;
+};
+
 #if defined(__AMX_BF16__)
 
 // Shapes of the eight tile registers of a thread. Stores of rows may be seen late by tile loads

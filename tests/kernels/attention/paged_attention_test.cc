@@ -255,6 +255,44 @@ TEST_P(PagedAttentionTest, NoOrderOfAdditionsDependsOnCompanions) {
   }
 }
 
+// The same of the sums over V with weights of all sizes: a token of the first half of a split and
+// its mirror image in the second have one K, so one weight, and V of opposite signs.
+TEST_P(PagedAttentionTest, NoOrderOfWeightedValuesDependsOnCompanions) {
+  const auto blocks = Blocks(10);
+  for (const Types& types : kTypes) {
+    for (int64_t head_dim : {32, 64, 128, 160}) {
+      Problem p{.heads = 2,
+                .kv_heads = 2,
+                .head_dim = head_dim,
+                .dtype = types.kv,
+                .compute = types.compute};
+      p.FillArena(67);
+      const auto values = RandomNormal(static_cast<size_t>(p.ElementsPerBlock()) * kBlocks, 71);
+      for (int32_t t = 0; t < 768; ++t) {
+        const bool mirror = t % 256 >= 128;
+        const int64_t token = mirror ? t / 256 * 256 + 255 - t % 256 : t;
+        for (int64_t i = 0; i < 2 * p.kv_heads * head_dim; ++i) {
+          const bool value = i >= p.kv_heads * head_dim;
+          const auto from = static_cast<size_t>(token * 2 * p.kv_heads * head_dim + i);
+          const float x =
+              value ? std::ldexp(values[from], static_cast<int>(token % 13)) : values[from];
+          p.Set(blocks[static_cast<size_t>(t / 16)],
+                (i / head_dim * 16 + t % 16) * head_dim + i % head_dim, value && mirror ? -x : x);
+        }
+      }
+      std::vector<AttentionRow> rows;
+      for (int32_t i = 0; i < 20; ++i) rows.push_back({blocks.data(), 255 + i % 3 * 256});
+      const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 73);
+      const auto together = p.Run(q, rows, GetParam());
+      for (size_t chunk : {1u, 2u, 3u, 5u}) {
+        ASSERT_EQ(BitsOf(RunInChunks(p, q, rows, chunk, GetParam())), BitsOf(together))
+            << "chunks of " << chunk << ", head_dim " << head_dim << ", KV " << Name(types.kv)
+            << ", compute " << Name(types.compute);
+      }
+    }
+  }
+}
+
 // Few rows and many threads: the sequence is split between them, and nobody can tell.
 TEST_P(PagedAttentionTest, SplittingASequenceBetweenThreadsMovesNoBit) {
   ThreadTeam team(16);
@@ -264,12 +302,21 @@ TEST_P(PagedAttentionTest, SplittingASequenceBetweenThreadsMovesNoBit) {
   const std::vector<AttentionRow> rows = {
       {blocks.data(), 700}, {blocks.data(), 200}, {blocks.data(), 767}};
   for (const Types& types : kTypes) {
-    Problem p{
-        .heads = 2, .kv_heads = 1, .head_dim = 256, .dtype = types.kv, .compute = types.compute};
-    p.FillArena(37);
-    const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 41);
-    const auto alone = p.Run(q, rows, GetParam());
-    EXPECT_EQ(BitsOf(p.Run(q, rows, threaded)), BitsOf(alone));
+    // Items of one KV head, of some, of all that fit, and of fewer than that.
+    for (int64_t kv_heads : {1, 3, 16, 40}) {
+      for (int64_t group : {1, 2}) {
+        Problem p{.heads = group * kv_heads,
+                  .kv_heads = kv_heads,
+                  .head_dim = kv_heads == 1 ? 256 : 32,
+                  .dtype = types.kv,
+                  .compute = types.compute};
+        p.FillArena(37);
+        const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 41);
+        const auto alone = p.Run(q, rows, GetParam());
+        EXPECT_EQ(BitsOf(p.Run(q, rows, threaded)), BitsOf(alone))
+            << kv_heads << " KV heads, group " << group;
+      }
+    }
   }
 }
 
