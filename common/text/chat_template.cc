@@ -1,7 +1,9 @@
 #include "common/text/chat_template.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
@@ -50,19 +52,27 @@ absl::StatusOr<ChatTemplate::Variables> ReadTokens(const Json& config, const std
   return variables;
 }
 
+Value RoleValue(const std::string& role) {
+  const bool is_word = std::all_of(role.begin(), role.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+  });
+  return is_word ? Value(role) : Value(jinja::Text::Given(role));
+}
+
 absl::StatusOr<Value> MessageValue(const ChatMessage& message, size_t index) {
   const std::string place = absl::StrCat("messages[", index, "]");
   if (!IsValidUtf8(message.role) || !IsValidUtf8(message.content.value_or(""))) {
     return absl::InvalidArgumentError(place + ": not valid UTF-8");
   }
   jinja::Dict fields;
-  fields.Set("role", Value(message.role));
-  fields.Set("content",
-             message.content.has_value() ? Value(*message.content) : Value(jinja::None{}));
+  fields.Set("role", RoleValue(message.role));
+  fields.Set("content", message.content.has_value() ? Value(jinja::Text::Given(*message.content))
+                                                    : Value(jinja::None{}));
   if (!message.extra_json.empty()) {
     LYNX_ASSIGN_OR_RETURN(const Value extra, jinja::FromJson(message.extra_json, place));
     if (extra.dict() == nullptr) return absl::InvalidArgumentError(place + ": not a JSON object");
     for (const auto& [key, value] : extra.dict()->items) fields.Set(key, value);
+    fields.is_given = true;
   }
   return jinja::MakeDict(std::move(fields));
 }
@@ -139,7 +149,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
   return std::unique_ptr<ChatTemplate>(new ChatTemplate(std::move(impl)));
 }
 
-absl::StatusOr<std::string> ChatTemplate::Render(const ChatInput& input) const {
+absl::StatusOr<ChatTemplate::Prompt> ChatTemplate::Render(const ChatInput& input) const {
   std::vector<Value> messages;
   for (size_t i = 0; i < input.messages.size(); ++i) {
     LYNX_ASSIGN_OR_RETURN(Value message, MessageValue(input.messages[i], i));
@@ -170,8 +180,10 @@ absl::StatusOr<std::string> ChatTemplate::Render(const ChatInput& input) const {
 
   jinja::RenderOptions options;
   options.now = input.now;
-  return jinja::Render(with_tools ? impl_->tools_body : impl_->body, std::move(variables.items),
-                       options);
+  LYNX_ASSIGN_OR_RETURN(const jinja::Text text,
+                        jinja::Render(with_tools ? impl_->tools_body : impl_->body,
+                                      std::move(variables.items), options));
+  return Prompt{text.bytes(), {text.given().begin(), text.given().end()}};
 }
 
 }  // namespace lynx::text

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/text/text_range.h"
 
 namespace lynx::text {
 
@@ -55,12 +56,21 @@ class ChatTemplate {
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
 
-  // The prompt. It holds its special tokens already: encode it without adding more.
+  struct Prompt {
+    std::string text;
+    // What of it came with the request, in order and apart: to be encoded as ordinary text, so that
+    // nobody can write control tokens into a conversation.
+    std::vector<TextRange> given;
+  };
+
+  // The prompt. It holds its special tokens already: encode it without adding more, and hand
+  // `given` to Tokenizer::Encode(). Roles of letters, digits, '_' and '-' are not counted as given,
+  // since templates build control tokens of them.
   //
   //   InvalidArgument  the template refused the messages (its own message, as it wrote it), could
   //                    not use them ("line N: ..."), or a JSON member is malformed or too deep.
   //   OutOfRange       a limit was reached.
-  absl::StatusOr<std::string> Render(const ChatInput& input) const;
+  absl::StatusOr<Prompt> Render(const ChatInput& input) const;
 
  private:
   struct Impl;

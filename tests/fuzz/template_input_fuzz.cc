@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   input.variables_json = parts[2];
   for (const auto& chat : Templates()) {
     const auto text = chat->Render(input);
-    if (text.ok()) LYNX_CHECK(lynx::IsValidUtf8(*text));
+    if (text.ok()) LYNX_CHECK(lynx::IsValidUtf8(text->text));
   }
   return 0;
 }

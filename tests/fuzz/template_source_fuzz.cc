@@ -47,6 +47,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   lynx::text::jinja::RenderOptions options;
   options.max_work = int64_t{1} << 20;
   const auto text = lynx::text::jinja::Render(*parsed, Variables(), options);
-  if (text.ok()) LYNX_CHECK(lynx::IsValidUtf8(*text));
+  if (text.ok()) LYNX_CHECK(lynx::IsValidUtf8(text->bytes()));
   return 0;
 }

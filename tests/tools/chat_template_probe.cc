@@ -39,7 +39,7 @@ Json Answer(const Json& request) {
   input.now = absl::FromUnixSeconds(request["now"].get<int64_t>());
   const auto text = (*parsed)->Render(input);
   if (!text.ok()) return {{"error", std::string(text.status().message())}, {"at_load", false}};
-  return {{"text", *text}};
+  return {{"text", text->text}};
 }
 
 }  // namespace

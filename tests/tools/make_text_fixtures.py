@@ -1,8 +1,12 @@
 """Writes the fixtures in tests/common/text/testdata: tokenizers.json, small tokenizers with what
 Hugging Face `tokenizers` makes of some strings, and chat_templates.json, what Jinja makes of chat
-templates. Needs `tokenizers` and `jinja2`; run from anywhere."""
+templates. Needs `tokenizers` and `jinja2`; run from anywhere.
+
+    python tests/tools/make_text_fixtures.py [tokenizers] [templates]
+"""
 
 import json
+import sys
 
 import text_templates
 import tokenizers
@@ -61,8 +65,11 @@ def write_templates():
     for name, request in text_templates.requests():
         is_snippet = name == request["template"]
         # The comparison of processes covers the other combinations.
-        if not is_snippet and (not request["add_generation_prompt"] or not request["variables"]):
-            continue
+        if not is_snippet:
+            with_tools = request["variables"] == text_templates.VARIABLES[0]
+            if (not request["add_generation_prompt"] or not request["variables"]
+                    or with_tools != (request["tools"] is not None)):
+                continue
         case = {**request, **text_templates.render(request)}
         if "error" in case:  # The wording is Jinja's own, except for raise_exception().
             raised = case["error"].startswith("TemplateError: ")
@@ -84,8 +91,11 @@ def write_templates():
 
 
 def main():
-    write_tokenizers()
-    write_templates()
+    wanted = sys.argv[1:] or ["tokenizers", "templates"]
+    if "tokenizers" in wanted:
+        write_tokenizers()
+    if "templates" in wanted:
+        write_templates()
 
 
 if __name__ == "__main__":

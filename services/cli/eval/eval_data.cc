@@ -156,7 +156,7 @@ absl::StatusOr<TaskSet> LoadTasks(const std::filesystem::path& dir,
                               .variables_json = "",
                               .now = absl::Now()});
     if (!chat.ok()) return record.Wrong(std::string(chat.status().message()));
-    auto tokens = tokenizer.Encode(*chat, /*add_special_tokens=*/false);
+    auto tokens = tokenizer.Encode(chat->text, /*add_special_tokens=*/false, chat->given);
     if (!tokens.ok()) return record.Wrong(std::string(tokens.status().message()));
     if (tokens->empty()) return record.Wrong("the chat template gives an empty prompt");
     items.push_back({.task = index, .prompt = *std::move(tokens), .answer = answer});

@@ -216,9 +216,10 @@ absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::s
   const absl::Time begin = loop_.Now();
 
   if (api == Api::kChat) {
-    LYNX_ASSIGN_OR_RETURN(const std::string text, Render(request.messages, true));
+    LYNX_ASSIGN_OR_RETURN(const text::ChatTemplate::Prompt chat, Render(request.messages, true));
     PreparedPrompt& prompt = prepared.prompts.emplace_back();
-    LYNX_ASSIGN_OR_RETURN(prompt.ids, Encode(text, /*add_special_tokens=*/false, "messages"));
+    LYNX_ASSIGN_OR_RETURN(prompt.ids,
+                          Encode(chat.text, /*add_special_tokens=*/false, "messages", chat.given));
   }
   for (const Prompt& given : request.prompts) {
     PreparedPrompt& prompt = prepared.prompts.emplace_back();
@@ -245,8 +246,8 @@ absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::s
   return prepared;
 }
 
-absl::StatusOr<std::string> CompletionHandler::Render(std::span<const ChatMessage> messages,
-                                                      bool add_generation_prompt) const {
+absl::StatusOr<text::ChatTemplate::Prompt> CompletionHandler::Render(
+    std::span<const ChatMessage> messages, bool add_generation_prompt) const {
   if (chat_template_ == nullptr) {
     return FieldError("messages", "This model has no chat template: it takes plain prompts only");
   }
@@ -258,12 +259,12 @@ absl::StatusOr<std::string> CompletionHandler::Render(std::span<const ChatMessag
   for (const ChatMessage& message : messages) {
     input.messages.push_back({.role = message.role, .content = message.content, .extra_json = {}});
   }
-  absl::StatusOr<std::string> text = chat_template_->Render(input);
-  if (!text.ok()) {
+  absl::StatusOr<text::ChatTemplate::Prompt> prompt = chat_template_->Render(input);
+  if (!prompt.ok()) {
     return FieldError("messages", absl::StrCat("'messages' do not fit the model's chat template: ",
-                                               text.status().message()));
+                                               prompt.status().message()));
   }
-  return text;
+  return prompt;
 }
 
 absl::Status CompletionHandler::CheckTextLength(std::string_view text, const char* param) const {
@@ -275,11 +276,11 @@ absl::Status CompletionHandler::CheckTextLength(std::string_view text, const cha
       "context_length_exceeded");
 }
 
-absl::StatusOr<std::vector<TokenId>> CompletionHandler::Encode(std::string_view text,
-                                                               bool add_special_tokens,
-                                                               const char* param) const {
+absl::StatusOr<std::vector<TokenId>> CompletionHandler::Encode(
+    std::string_view text, bool add_special_tokens, const char* param,
+    std::span<const text::TextRange> plain) const {
   LYNX_RETURN_IF_ERROR(CheckTextLength(text, param));
-  auto ids = tokenizer_.Encode(text, add_special_tokens);
+  auto ids = tokenizer_.Encode(text, add_special_tokens, plain);
   if (!ids.ok()) {
     return FieldError(param,
                       absl::StrCat("'", param, "' cannot be tokenized: ", ids.status().message()));
@@ -302,16 +303,20 @@ absl::StatusOr<std::string> CompletionHandler::Models(const http::HttpRequest& r
 absl::StatusOr<std::string> CompletionHandler::Tokenize(const std::string& body) const {
   LYNX_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(body, options_.limits));
   std::string text;
+  std::vector<text::TextRange> plain;
   const char* param = "prompt";
   if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&request.input)) {
     param = "messages";
-    LYNX_ASSIGN_OR_RETURN(text, Render(*messages, request.add_generation_prompt));
+    LYNX_ASSIGN_OR_RETURN(text::ChatTemplate::Prompt chat,
+                          Render(*messages, request.add_generation_prompt));
+    text = std::move(chat.text);
+    plain = std::move(chat.given);
   } else {
     text = std::get<std::string>(request.input);
   }
   std::vector<TokenId> ids;
   if (!text.empty()) {
-    LYNX_ASSIGN_OR_RETURN(ids, Encode(text, request.add_special_tokens, param));
+    LYNX_ASSIGN_OR_RETURN(ids, Encode(text, request.add_special_tokens, param, plain));
   }
   return BuildTokenizeResponse(ids, options_.limits.max_context_tokens);
 }

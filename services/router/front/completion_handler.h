@@ -72,13 +72,14 @@ class CompletionHandler final : public http::RequestHandler {
   absl::StatusOr<std::string> Models(const http::HttpRequest& request) const;
   absl::StatusOr<std::string> Tokenize(const std::string& body) const;
   absl::StatusOr<std::string> Detokenize(const std::string& body) const;
-  absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
-                                     bool add_generation_prompt) const;
+  absl::StatusOr<text::ChatTemplate::Prompt> Render(std::span<const ChatMessage> messages,
+                                                    bool add_generation_prompt) const;
   // Before tokenizing, which takes time: refuses a text that no number of tokens in the context
   // can spell.
   absl::Status CheckTextLength(std::string_view text, const char* param) const;
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
-                                              const char* param) const;
+                                              const char* param,
+                                              std::span<const text::TextRange> plain = {}) const;
 
   const FrontOptions options_;
   const text::Tokenizer& tokenizer_;

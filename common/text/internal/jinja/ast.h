@@ -89,7 +89,7 @@ struct Statement {
 
   Kind kind;
   int line = 0;
-  std::string text;
+  Text text;
   ExprPtr value;  // Of kSetBlock and kFilter: filters around a placeholder name, or null.
   ExprPtr condition;
   Target target;

@@ -65,6 +65,11 @@ absl::StatusOr<int64_t> IntOf(const std::optional<Value>& value, int64_t absent,
   return value->as_int();
 }
 
+absl::StatusOr<Text> TextOf(const std::optional<Value>& value, std::string_view what) {
+  LYNX_RETURN_IF_ERROR(StringOf(value, what).status());
+  return value->as_text();
+}
+
 bool FlagOf(const std::optional<Value>& value, bool absent) {
   return value.has_value() ? Truthy(*value) : absent;
 }
@@ -110,12 +115,14 @@ absl::StatusOr<std::string> Title(const std::string& text, std::string_view sepa
 }
 
 // Strips characters of `set`, or white space when there is none.
-absl::StatusOr<Value> Strip(const std::string& text, const std::optional<Value>& set, bool left,
+absl::StatusOr<Value> Strip(const Text& text, const std::optional<Value>& set, bool left,
                             bool right) {
-  if (!set.has_value() || set->is_none()) return Value(std::string(StripSpace(text, left, right)));
+  if (!set.has_value() || set->is_none()) {
+    return Value(text.Part(StripSpace(text.bytes(), left, right)));
+  }
   LYNX_ASSIGN_OR_RETURN(const std::string chars, StringOf(set, "what to strip"));
   const std::vector<std::string_view> stripped = CodePoints(chars);
-  const std::vector<std::string_view> all = CodePoints(text);
+  const std::vector<std::string_view> all = CodePoints(text.bytes());
   const auto in_set = [&](std::string_view c) {
     return std::find(stripped.begin(), stripped.end(), c) != stripped.end();
   };
@@ -125,30 +132,35 @@ absl::StatusOr<Value> Strip(const std::string& text, const std::optional<Value>&
   while (right && end > begin && in_set(all[end - 1])) --end;
   if (begin == end) return Value(std::string());
   const char* first = all[begin].data();
-  return Value(std::string(first, all[end - 1].data() + all[end - 1].size()));
+  const auto at = static_cast<size_t>(first - text.bytes().data());
+  const char* last = all[end - 1].data() + all[end - 1].size();
+  return Value(text.Part(at, at + static_cast<size_t>(last - first)));
 }
 
-absl::StatusOr<Value> Replace(const std::string& text, const std::string& from,
-                              const std::string& to, int64_t count, Budget& budget) {
-  std::string out;
+absl::StatusOr<Value> Replace(const Text& text, const std::string& from, const Text& to,
+                              int64_t count, Budget& budget) {
+  const std::string& bytes = text.bytes();
+  Text out;
   if (from.empty()) {
-    for (const std::string_view c : CodePoints(text)) {
+    size_t at = 0;
+    for (const std::string_view c : CodePoints(bytes)) {
       LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(to.size()) + kCodePointCost));
-      if (count != 0) out += to;
+      if (count != 0) out.Append(to);
       if (count > 0) --count;
-      out += c;
+      out.AppendPart(text, at, at + c.size());
+      at += c.size();
     }
-    if (count != 0) out += to;
+    if (count != 0) out.Append(to);
   } else {
     size_t at = 0;
-    for (size_t next = 0; count != 0 && (next = text.find(from, at)) != std::string::npos;) {
-      out.append(text, at, next - at);
-      out += to;
+    for (size_t next = 0; count != 0 && (next = bytes.find(from, at)) != std::string::npos;) {
+      out.AppendPart(text, at, next);
+      out.Append(to);
       at = next + from.size();
       if (count > 0) --count;
       LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(to.size())));
     }
-    out.append(text, at);
+    out.AppendPart(text, at, bytes.size());
   }
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(out.size())));
   return Value(std::move(out));
@@ -177,18 +189,20 @@ std::vector<std::string_view> SplitLines(std::string_view text) {
   return lines;
 }
 
-absl::StatusOr<Value> ListOfStrings(const std::vector<std::string>& parts, Budget& budget) {
+// `parts` are views of `text`.
+absl::StatusOr<Value> ListOfParts(const Text& text, const std::vector<std::string_view>& parts,
+                                  Budget& budget) {
   std::vector<Value> items;
-  for (const std::string& part : parts) {
+  for (const std::string_view part : parts) {
     LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(part.size()) + 4 * kItemCost));
-    items.emplace_back(part);
+    items.emplace_back(text.Part(part));
   }
   return MakeList(std::move(items));
 }
 
 // The words of `text`, at most `limit` cuts, from either end.
-std::vector<std::string> SplitBySpace(std::string_view text, int64_t limit, bool from_right) {
-  std::vector<std::string> parts;
+std::vector<std::string_view> SplitBySpace(std::string_view text, int64_t limit, bool from_right) {
+  std::vector<std::string_view> parts;
   std::string_view rest = StripSpace(text, !from_right, from_right);
   while (!rest.empty()) {
     if (limit >= 0 && static_cast<int64_t>(parts.size()) >= limit) {
@@ -220,16 +234,16 @@ std::vector<std::string> SplitBySpace(std::string_view text, int64_t limit, bool
   return parts;
 }
 
-absl::StatusOr<Value> Split(const std::string& text, const std::optional<Value>& separator,
-                            int64_t limit, bool from_right, Budget& budget) {
+absl::StatusOr<Value> Split(const Text& text, const std::optional<Value>& separator, int64_t limit,
+                            bool from_right, Budget& budget) {
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size()) * kCodePointCost));
-  std::vector<std::string> parts;
+  std::vector<std::string_view> parts;
   if (!separator.has_value() || separator->is_none()) {
-    parts = SplitBySpace(text, limit, from_right);
+    parts = SplitBySpace(text.bytes(), limit, from_right);
   } else {
     LYNX_ASSIGN_OR_RETURN(const std::string mark, StringOf(separator, "the separator"));
     if (mark.empty()) return Bad("the separator is empty");
-    std::string_view rest = text;
+    std::string_view rest = text.bytes();
     for (;;) {
       const bool full = limit >= 0 && static_cast<int64_t>(parts.size()) >= limit;
       const size_t cut = full         ? std::string_view::npos
@@ -242,7 +256,7 @@ absl::StatusOr<Value> Split(const std::string& text, const std::optional<Value>&
     parts.emplace_back(rest);
   }
   if (from_right) std::reverse(parts.begin(), parts.end());
-  return ListOfStrings(parts, budget);
+  return ListOfParts(text, parts, budget);
 }
 
 absl::StatusOr<bool> HasAffix(const std::string& text, const std::optional<Value>& affix,
@@ -389,7 +403,7 @@ absl::StatusOr<Value> FilterToJson(const Value& value, const Bound& args, Budget
     style.key_separator = pair->items[1].as_string();
   }
   style.sort_keys = FlagOf(args[3], false);
-  LYNX_ASSIGN_OR_RETURN(std::string text, ToJson(value, style));
+  LYNX_ASSIGN_OR_RETURN(Text text, ToJson(value, style));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
   return Value(std::move(text));
 }
@@ -400,23 +414,23 @@ absl::StatusOr<Value> FilterLength(const Value& value, const Bound&, Budget&) {
 }
 
 absl::StatusOr<Value> FilterTrim(const Value& value, const Bound& args, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
   return Strip(text, args[0], true, true);
 }
 
 absl::StatusOr<Value> FilterJoin(const Value& value, const Bound& args, Budget& budget) {
-  std::string separator;
+  Text separator;
   if (args[0].has_value()) {
     LYNX_ASSIGN_OR_RETURN(separator, Str(*args[0]));
   }
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
-  std::string out;
+  Text out;
   for (size_t i = 0; i < items.size(); ++i) {
     LYNX_ASSIGN_OR_RETURN(const Value item, Follow(items[i], args[1], budget));
-    LYNX_ASSIGN_OR_RETURN(const std::string text, Str(item));
+    LYNX_ASSIGN_OR_RETURN(const Text text, Str(item));
     LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size() + separator.size())));
-    if (i > 0) out += separator;
-    out += text;
+    if (i > 0) out.Append(separator);
+    out.Append(text);
   }
   return Value(std::move(out));
 }
@@ -428,7 +442,7 @@ absl::StatusOr<Value> FilterList(const Value& value, const Bound&, Budget& budge
 }
 
 absl::StatusOr<Value> FilterString(const Value& value, const Bound&, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(Text text, Str(value));
   return Value(std::move(text));
 }
 
@@ -464,29 +478,29 @@ absl::StatusOr<Value> FilterFloat(const Value& value, const Bound& args, Budget&
 }
 
 absl::StatusOr<Value> FilterUpper(const Value& value, const Bound&, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
-  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, true));
-  return Value(std::move(out));
+  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text.bytes(), true));
+  return Value(Text::From(text, std::move(out)));
 }
 
 absl::StatusOr<Value> FilterLower(const Value& value, const Bound&, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size())));
-  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, false));
-  return Value(std::move(out));
+  LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text.bytes(), false));
+  return Value(Text::From(text, std::move(out)));
 }
 
 absl::StatusOr<Value> FilterTitle(const Value& value, const Bound&, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-  LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, "-({[<"));
-  return Value(std::move(out));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(std::string out, Title(text.bytes(), "-({[<"));
+  return Value(Text::From(text, std::move(out)));
 }
 
 absl::StatusOr<Value> FilterCapitalize(const Value& value, const Bound&, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-  LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text));
-  return Value(std::move(out));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text.bytes()));
+  return Value(Text::From(text, std::move(out)));
 }
 
 absl::StatusOr<Value> FilterDefault(const Value& value, const Bound& args, Budget&) {
@@ -498,11 +512,11 @@ absl::StatusOr<Value> FilterDefault(const Value& value, const Bound& args, Budge
 absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
   if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.front();
   if (value.dict() != nullptr && !value.dict()->items.empty()) {
-    return Value(value.dict()->items.front().first);
+    return value.dict()->Key(value.dict()->items.front().first);
   }
   if (value.is_string() && Truthy(value)) {
     const std::string& text = value.as_string();
-    return Value(text.substr(0, std::max<size_t>(1, Utf8SequenceLength(text))));
+    return Value(value.as_text().Part(0, std::max<size_t>(1, Utf8SequenceLength(text))));
   }
   LYNX_RETURN_IF_ERROR(Iterate(value).status());
   return Value::MakeUndefined("the first item of an empty list");
@@ -511,13 +525,13 @@ absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
 absl::StatusOr<Value> FilterLast(const Value& value, const Bound&, Budget&) {
   if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.back();
   if (value.dict() != nullptr && !value.dict()->items.empty()) {
-    return Value(value.dict()->items.back().first);
+    return value.dict()->Key(value.dict()->items.back().first);
   }
   if (value.is_string() && Truthy(value)) {
     const std::string& text = value.as_string();
     size_t begin = text.size() - 1;
     while (begin > 0 && (text[begin] & 0xC0) == 0x80) --begin;
-    return Value(text.substr(begin));
+    return Value(value.as_text().Part(begin, text.size()));
   }
   LYNX_RETURN_IF_ERROR(Iterate(value).status());
   return Value::MakeUndefined("the last item of an empty list");
@@ -528,8 +542,8 @@ absl::StatusOr<Value> FilterReverse(const Value& value, const Bound&, Budget& bu
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
   std::reverse(items.begin(), items.end());
   if (!value.is_string()) return MakeList(std::move(items));
-  std::string out;
-  for (const Value& item : items) out += item.as_string();
+  Text out;
+  for (const Value& item : items) out.Append(item.as_text());
   return Value(std::move(out));
 }
 
@@ -539,7 +553,7 @@ absl::StatusOr<Value> FilterItems(const Value& value, const Bound&, Budget& budg
     if (value.dict() == nullptr) return Bad("items needs a mapping");
     LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(value.dict()->items.size()) * 32));
     for (const auto& [key, item] : value.dict()->items) {
-      LYNX_ASSIGN_OR_RETURN(Value pair, MakeList({Value(key), item}, true));
+      LYNX_ASSIGN_OR_RETURN(Value pair, MakeList({value.dict()->Key(key), item}, true));
       pairs.push_back(std::move(pair));
     }
   }
@@ -547,13 +561,13 @@ absl::StatusOr<Value> FilterItems(const Value& value, const Bound&, Budget& budg
 }
 
 absl::StatusOr<Value> FilterReplace(const Value& value, const Bound& args, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
   if (!args[0].has_value() || !args[1].has_value()) return Bad("replace needs two arguments");
-  LYNX_ASSIGN_OR_RETURN(const std::string from, Str(*args[0]));
-  LYNX_ASSIGN_OR_RETURN(const std::string to, Str(*args[1]));
+  LYNX_ASSIGN_OR_RETURN(const Text from, Str(*args[0]));
+  LYNX_ASSIGN_OR_RETURN(const Text to, Str(*args[1]));
   const bool all = !args[2].has_value() || args[2]->is_none();
   LYNX_ASSIGN_OR_RETURN(const int64_t count, all ? -1 : IntOf(args[2], -1, "'count'"));
-  return Replace(text, from, to, count, budget);
+  return Replace(text, from.bytes(), to, count, budget);
 }
 
 absl::StatusOr<Value> FilterAbs(const Value& value, const Bound&, Budget&) {
@@ -588,9 +602,9 @@ absl::StatusOr<Value> FilterRound(const Value& value, const Bound& args, Budget&
 absl::StatusOr<Value> FilterSafe(const Value& value, const Bound&, Budget&) { return value; }
 
 absl::StatusOr<Value> FilterEscape(const Value& value, const Bound&, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
   std::string out;
-  for (const char c : text) {
+  for (const char c : text.bytes()) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -612,7 +626,7 @@ absl::StatusOr<Value> FilterEscape(const Value& value, const Bound&, Budget& bud
     }
   }
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(out.size())));
-  return Value(std::move(out));
+  return Value(Text::From(text, std::move(out)));
 }
 
 absl::StatusOr<Value> FilterSort(const Value& value, const Bound& args, Budget& budget) {
@@ -655,24 +669,24 @@ absl::StatusOr<Value> FilterDictSort(const Value& value, const Bound& args, Budg
 }
 
 absl::StatusOr<Value> FilterIndent(const Value& value, const Bound& args, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-  std::string indent(4, ' ');
+  LYNX_ASSIGN_OR_RETURN(Text text, Str(value));
+  Text indent(std::string(4, ' '));
   if (args[0].has_value() && args[0]->is_string()) {
-    indent = args[0]->as_string();
+    indent = args[0]->as_text();
   } else {
     LYNX_ASSIGN_OR_RETURN(const int64_t width, IntOf(args[0], 4, "'width'"));
     if (width < 0 || width > 1024) return Bad("'width' must be in 0..1024");
-    indent.assign(static_cast<size_t>(width), ' ');
+    indent = Text(std::string(static_cast<size_t>(width), ' '));
   }
   const bool blank = FlagOf(args[2], false);
-  const std::string with_end = text + "\n";
-  const std::vector<std::string_view> lines = SplitLines(with_end);
-  std::string out;
+  text.Append("\n");
+  const std::vector<std::string_view> lines = SplitLines(text.bytes());
+  Text out;
   for (size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) out += '\n';
+    if (i > 0) out.Append("\n");
     const bool wanted = i == 0 ? FlagOf(args[1], false) : blank || !lines[i].empty();
-    if (wanted) out += indent;
-    out += lines[i];
+    if (wanted) out.Append(indent);
+    out.Append(text.Part(lines[i]));
     LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(indent.size() + lines[i].size() + 1)));
   }
   return Value(std::move(out));
@@ -874,18 +888,19 @@ int64_t StringMethodCost(const std::string& name, const std::string& text) {
   return size * kCodePointCost;
 }
 
-absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::string& name,
+absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name,
                                        const Arguments& args, Budget& budget) {
+  const std::string& text = self.bytes();
   LYNX_RETURN_IF_ERROR(budget.Spend(StringMethodCost(name, text)));
   const auto bind = [&](const Params& params) { return Bind(name, params, args); };
   if (name == "split" || name == "rsplit") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sep", "maxsplit"}));
     LYNX_ASSIGN_OR_RETURN(const int64_t limit, IntOf(bound[1], -1, "'maxsplit'"));
-    return Split(text, bound[0], limit, name == "rsplit", budget);
+    return Split(self, bound[0], limit, name == "rsplit", budget);
   }
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"chars"}));
-    return Strip(text, bound[0], name != "rstrip", name != "lstrip");
+    return Strip(self, bound[0], name != "rstrip", name != "lstrip");
   }
   if (name == "startswith" || name == "endswith") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
@@ -895,18 +910,20 @@ absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::strin
   if (name == "removeprefix" || name == "removesuffix") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
     LYNX_ASSIGN_OR_RETURN(const std::string affix, StringOf(bound[0], "what to remove"));
-    if (name == "removeprefix" && text.starts_with(affix)) return Value(text.substr(affix.size()));
-    if (name == "removesuffix" && text.ends_with(affix)) {
-      return Value(text.substr(0, text.size() - affix.size()));
+    if (name == "removeprefix" && text.starts_with(affix)) {
+      return Value(self.Part(affix.size(), text.size()));
     }
-    return Value(text);
+    if (name == "removesuffix" && text.ends_with(affix)) {
+      return Value(self.Part(0, text.size() - affix.size()));
+    }
+    return Value(self);
   }
   if (name == "replace") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"old", "new", "count"}));
     LYNX_ASSIGN_OR_RETURN(const std::string from, StringOf(bound[0], "what to replace"));
-    LYNX_ASSIGN_OR_RETURN(const std::string to, StringOf(bound[1], "the replacement"));
+    LYNX_ASSIGN_OR_RETURN(const Text to, TextOf(bound[1], "the replacement"));
     LYNX_ASSIGN_OR_RETURN(const int64_t count, IntOf(bound[2], -1, "'count'"));
-    return Replace(text, from, to, count, budget);
+    return Replace(self, from, to, count, budget);
   }
   if (name == "find" || name == "rfind" || name == "count") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sub"}));
@@ -926,11 +943,11 @@ absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::strin
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"items"}));
     LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items,
                           Iterate(bound[0].has_value() ? *bound[0] : Value(None{})));
-    std::string out;
+    Text out;
     for (size_t i = 0; i < items.size(); ++i) {
       if (!items[i].is_string()) return Bad("join needs strings");
-      if (i > 0) out += text;
-      out += items[i].as_string();
+      if (i > 0) out.Append(self);
+      out.Append(items[i].as_text());
       LYNX_RETURN_IF_ERROR(
           budget.Spend(static_cast<int64_t>(text.size() + items[i].as_string().size())));
     }
@@ -939,21 +956,17 @@ absl::StatusOr<Value> CallStringMethod(const std::string& text, const std::strin
   LYNX_RETURN_IF_ERROR(bind({}).status());
   if (name == "upper" || name == "lower") {
     LYNX_ASSIGN_OR_RETURN(std::string out, MapCase(text, name == "upper"));
-    return Value(std::move(out));
+    return Value(Text::From(self, std::move(out)));
   }
   if (name == "title") {
     LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, ""));
-    return Value(std::move(out));
+    return Value(Text::From(self, std::move(out)));
   }
   if (name == "capitalize") {
     LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text));
-    return Value(std::move(out));
+    return Value(Text::From(self, std::move(out)));
   }
-  if (name == "splitlines") {
-    std::vector<std::string> lines;
-    for (const std::string_view line : SplitLines(text)) lines.emplace_back(line);
-    return ListOfStrings(lines, budget);
-  }
+  if (name == "splitlines") return ListOfParts(self, SplitLines(text), budget);
   if (name == "isdigit") {
     return Value(AllOf(text, [](UChar32 c) {
       const int type = u_getIntPropertyValue(c, UCHAR_NUMERIC_TYPE);
@@ -977,7 +990,9 @@ absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
   const Dict& dict = *self.dict();
   if (name == "get") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"key", "default"}, args));
-    const bool is_key = bound[0].has_value() && bound[0]->is_string();
+    if (!bound[0].has_value()) return Bad("get() needs a key");
+    LYNX_RETURN_IF_ERROR(Contains(self, *bound[0]).status());
+    const bool is_key = bound[0]->is_string();
     const Value* found = is_key ? dict.Find(bound[0]->as_string()) : nullptr;
     if (found != nullptr) return *found;
     return bound[1].has_value() ? *bound[1] : Value(None{});
@@ -986,7 +1001,9 @@ absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
   if (name == "items") return FilterItems(self, {}, budget);
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(dict.items.size()) * 16));
   std::vector<Value> out;
-  for (const auto& [key, value] : dict.items) out.push_back(name == "keys" ? Value(key) : value);
+  for (const auto& [key, value] : dict.items) {
+    out.push_back(name == "keys" ? dict.Key(key) : value);
+  }
   return MakeList(std::move(out));
 }
 
@@ -1057,8 +1074,8 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
   if (name == "escaped") return false;
   if (name == "lower" || name == "upper") {
     LYNX_RETURN_IF_ERROR(budget.Spend(value.weight() * kCodePointCost));
-    LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-    return HasOnlyCase(text, name == "upper");
+    LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+    return HasOnlyCase(text.bytes(), name == "upper");
   }
   if (name == "even" || name == "odd") {
     if (!value.is_integral()) return Bad("even and odd need an integer");
@@ -1087,7 +1104,7 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
 
 absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, const Arguments& args,
                                  Budget& budget) {
-  if (self.is_string()) return CallStringMethod(self.as_string(), name, args, budget);
+  if (self.is_string()) return CallStringMethod(self.as_text(), name, args, budget);
   if (self.dict() != nullptr) return CallDictMethod(self, name, args, budget);
   if (const List* list = self.list()) {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"value"}, args));
@@ -1172,7 +1189,9 @@ absl::StatusOr<Value> GetItem(const Value& object, const Value& key, Budget& bud
     } else if (object.is_string()) {
       LYNX_RETURN_IF_ERROR(budget.Spend(object.weight() * kCodePointCost));
       const std::vector<std::string_view> characters = CodePoints(object.as_string());
-      if (const auto index = at(characters.size())) return Value(std::string(characters[*index]));
+      if (const auto index = at(characters.size())) {
+        return Value(object.as_text().Part(characters[*index]));
+      }
     }
   }
   return Value::MakeUndefined(absl::StrCat("an item of a ", object.TypeName()));

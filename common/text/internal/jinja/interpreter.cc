@@ -57,14 +57,13 @@ class Interpreter {
     for (const auto& ns : namespaces_) ns->fields = Dict();
   }
 
-  absl::StatusOr<std::string> Run(const Body& body,
-                                  std::vector<std::pair<std::string, Value>> variables) {
+  absl::StatusOr<Text> Run(const Body& body, std::vector<std::pair<std::string, Value>> variables) {
     Scope context;
     context.variables = std::move(variables);
     Scope top;
     top.parent = &context;
     top_ = &top;
-    std::string out;
+    Text out;
     LYNX_RETURN_IF_ERROR(Execute(body, top, out).status());
     return out;
   }
@@ -72,7 +71,7 @@ class Interpreter {
  private:
   // ---- Statements ----
 
-  absl::StatusOr<Flow> Execute(const Body& body, Scope& scope, std::string& out) {
+  absl::StatusOr<Flow> Execute(const Body& body, Scope& scope, Text& out) {
     for (const auto& statement : body) {
       absl::StatusOr<Flow> flow = ExecuteOne(*statement, scope, out);
       if (!flow.ok()) return AtLine(flow.status(), statement->line);
@@ -89,17 +88,17 @@ class Interpreter {
     return absl::Status(status.code(), absl::StrCat("line ", line, ": ", message));
   }
 
-  absl::Status Write(std::string_view text, std::string& out) {
+  absl::Status Write(const Text& text, Text& out) {
     LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(text.size())));
     if (static_cast<int64_t>(out.size() + text.size()) > options_.max_output_bytes) {
       return absl::OutOfRangeError(
           absl::StrCat("the rendered chat template is over ", options_.max_output_bytes, " bytes"));
     }
-    out += text;
+    out.Append(text);
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Flow> ExecuteOne(const Statement& statement, Scope& scope, std::string& out) {
+  absl::StatusOr<Flow> ExecuteOne(const Statement& statement, Scope& scope, Text& out) {
     using Kind = Statement::Kind;
     LYNX_RETURN_IF_ERROR(budget_.Spend(kStepCost));
     switch (statement.kind) {
@@ -109,11 +108,11 @@ class Interpreter {
       case Kind::kPrint: {
         LYNX_ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.value, scope));
         if (value.is_string()) {
-          LYNX_RETURN_IF_ERROR(Write(value.as_string(), out));
+          LYNX_RETURN_IF_ERROR(Write(value.as_text(), out));
           return Flow::kNext;
         }
         LYNX_RETURN_IF_ERROR(budget_.Spend(value.weight()));
-        LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
+        LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
         LYNX_RETURN_IF_ERROR(Write(text, out));
         return Flow::kNext;
       }
@@ -135,7 +134,7 @@ class Interpreter {
       }
       case Kind::kSetBlock:
       case Kind::kFilter: {
-        std::string text;
+        Text text;
         Scope inner;
         inner.parent = &scope;
         LYNX_ASSIGN_OR_RETURN(const Flow flow, Execute(statement.body, inner, text));
@@ -144,7 +143,7 @@ class Interpreter {
         if (statement.kind == Kind::kSetBlock) {
           LYNX_RETURN_IF_ERROR(Assign(statement.target, std::move(value), scope));
         } else {
-          LYNX_ASSIGN_OR_RETURN(const std::string printed, Str(value));
+          LYNX_ASSIGN_OR_RETURN(const Text printed, Str(value));
           LYNX_RETURN_IF_ERROR(Write(printed, out));
         }
         return flow;
@@ -177,7 +176,7 @@ class Interpreter {
     return Flow::kNext;
   }
 
-  absl::StatusOr<Flow> ExecuteFor(const Statement& statement, Scope& scope, std::string& out) {
+  absl::StatusOr<Flow> ExecuteFor(const Statement& statement, Scope& scope, Text& out) {
     LYNX_ASSIGN_OR_RETURN(const Value iterated, Evaluate(*statement.value, scope));
     LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, Iterate(iterated));
     LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size()) * kStepCost));
@@ -285,6 +284,7 @@ class Interpreter {
           LYNX_ASSIGN_OR_RETURN(const Value key, Evaluate(*expr.args[i], scope));
           LYNX_ASSIGN_OR_RETURN(Value value, Evaluate(*expr.args[i + 1], scope));
           if (!key.is_string()) return Bad("keys of a mapping must be strings");
+          if (!key.as_text().given().empty()) dict.is_given = true;
           dict.Set(key.as_string(), std::move(value));
         }
         return MakeDict(std::move(dict));
@@ -347,12 +347,12 @@ class Interpreter {
       case Kind::kCompare:
         return CompareChain(expr, scope);
       case Kind::kConcat: {
-        std::string out;
+        Text out;
         for (const ExprPtr& part : expr.args) {
           LYNX_ASSIGN_OR_RETURN(const Value value, Evaluate(*part, scope));
           LYNX_RETURN_IF_ERROR(budget_.Spend(value.weight()));
-          LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-          out += text;
+          LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+          out.Append(text);
         }
         return Value(std::move(out));
       }
@@ -396,8 +396,8 @@ class Interpreter {
     LYNX_RETURN_IF_ERROR(budget_.Spend(total));
     if (size == 0) return value;
     if (value.is_string()) {
-      std::string out;
-      for (int64_t i = 0; i < count; ++i) out += value.as_string();
+      Text out;
+      for (int64_t i = 0; i < count; ++i) out.Append(value.as_text());
       return Value(std::move(out));
     }
     std::vector<Value> items;
@@ -413,7 +413,9 @@ class Interpreter {
     if (op == "+" && left.is_string() && right.is_string()) {
       LYNX_RETURN_IF_ERROR(
           budget_.Spend(static_cast<int64_t>(left.as_string().size() + right.as_string().size())));
-      return Value(left.as_string() + right.as_string());
+      Text sum = left.as_text();
+      sum.Append(right.as_text());
+      return Value(std::move(sum));
     }
     if (op == "+" && left.list() != nullptr && right.list() != nullptr &&
         left.list()->is_tuple == right.list()->is_tuple) {
@@ -511,11 +513,13 @@ class Interpreter {
     };
     const int64_t begin = clamp(bounds[0], step > 0 ? 0 : count - 1);
     const int64_t end = clamp(bounds[1], step > 0 ? count : -1);
-    std::string text;
+    Text text;
     std::vector<Value> items;
     for (int64_t i = begin; step > 0 ? i < end : i > end;) {
       if (object.is_string()) {
-        text += characters[static_cast<size_t>(i)];
+        const std::string_view character = characters[static_cast<size_t>(i)];
+        const auto at = static_cast<size_t>(character.data() - object.as_string().data());
+        text.AppendPart(object.as_text(), at, at + character.size());
       } else {
         items.push_back(object.list()->items[static_cast<size_t>(i)]);
       }
@@ -577,7 +581,7 @@ class Interpreter {
     }
     // A macro's statements evaluate on top of the caller's stack.
     depth_ += 8;
-    std::string out;
+    Text out;
     const absl::Status status = Execute(macro.body, scope, out).status();
     depth_ -= 8;
     LYNX_RETURN_IF_ERROR(status);
@@ -590,6 +594,7 @@ class Interpreter {
       for (const Value& base : args.positional) {
         if (base.dict() == nullptr) return Bad(name + "() takes mappings and named values");
         for (const auto& [key, value] : base.dict()->items) dict.Set(key, value);
+        dict.is_given = dict.is_given || base.dict()->is_given;
       }
       for (const auto& [key, value] : args.named) dict.Set(key, value);
       LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(dict.items.size()) * 32));
@@ -656,9 +661,8 @@ class Interpreter {
 
 }  // namespace
 
-absl::StatusOr<std::string> Render(const Body& body,
-                                   std::vector<std::pair<std::string, Value>> variables,
-                                   const RenderOptions& options) {
+absl::StatusOr<Text> Render(const Body& body, std::vector<std::pair<std::string, Value>> variables,
+                            const RenderOptions& options) {
   return Interpreter(options).Run(body, std::move(variables));
 }
 

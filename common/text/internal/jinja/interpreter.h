@@ -23,8 +23,7 @@ struct RenderOptions {
 //   InvalidArgument  raise_exception() (its message as it is), or an error in the template's use of
 //                    the data ("line N: ...").
 //   OutOfRange       a limit was reached.
-absl::StatusOr<std::string> Render(const Body& body,
-                                   std::vector<std::pair<std::string, Value>> variables,
-                                   const RenderOptions& options);
+absl::StatusOr<Text> Render(const Body& body, std::vector<std::pair<std::string, Value>> variables,
+                            const RenderOptions& options);
 
 }  // namespace lynx::text::jinja

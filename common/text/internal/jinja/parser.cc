@@ -112,7 +112,7 @@ class Parser {
       statement->line = token.line;
       if (token.kind == Kind::kData) {
         statement->kind = Statement::Kind::kText;
-        statement->text = token.text;
+        statement->text = Text(token.text);
         Advance();
       } else if (token.kind == Kind::kVariableBegin) {
         Advance();

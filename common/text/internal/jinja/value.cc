@@ -70,42 +70,44 @@ std::string StringRepr(std::string_view text) {
 }
 
 // Nesting through namespaces is bounded here only: they change after they are put into lists.
-absl::Status AppendRepr(const Value& value, int depth, std::string& out) {
+absl::Status AppendRepr(const Value& value, int depth, Text& out) {
   if (depth > 2 * kMaxValueDepth) return TooDeep();
   if (out.size() > kMaxReprBytes) return absl::OutOfRangeError("a printed value is too large");
   if (value.is_string()) {
-    out += StringRepr(value.as_string());
+    out.Append(Text::From(value.as_text(), StringRepr(value.as_string())));
     return absl::OkStatus();
   }
   if (const List* list = value.list()) {
-    out += list->is_tuple ? '(' : '[';
+    out.Append(list->is_tuple ? "(" : "[");
     for (size_t i = 0; i < list->items.size(); ++i) {
-      if (i > 0) out += ", ";
+      if (i > 0) out.Append(", ");
       LYNX_RETURN_IF_ERROR(AppendRepr(list->items[i], depth + 1, out));
     }
-    if (list->is_tuple && list->items.size() == 1) out += ',';
-    out += list->is_tuple ? ')' : ']';
+    if (list->is_tuple && list->items.size() == 1) out.Append(",");
+    out.Append(list->is_tuple ? ")" : "]");
     return absl::OkStatus();
   }
   const Dict* dict = value.ns() != nullptr ? &value.ns()->fields : value.dict();
   if (dict != nullptr) {
-    if (value.ns() != nullptr) out += "<Namespace ";
-    out += '{';
+    if (value.ns() != nullptr) out.Append("<Namespace ");
+    out.Append("{");
     for (size_t i = 0; i < dict->items.size(); ++i) {
-      if (i > 0) out += ", ";
-      out += StringRepr(dict->items[i].first) + ": ";
+      if (i > 0) out.Append(", ");
+      const std::string key = StringRepr(dict->items[i].first);
+      out.Append(dict->is_given ? Text::Given(key) : Text(key));
+      out.Append(": ");
       LYNX_RETURN_IF_ERROR(AppendRepr(dict->items[i].second, depth + 1, out));
     }
-    out += '}';
-    if (value.ns() != nullptr) out += '>';
+    out.Append("}");
+    if (value.ns() != nullptr) out.Append(">");
     return absl::OkStatus();
   }
   if (value.is_undefined()) {
-    out += "Undefined";
+    out.Append("Undefined");
     return absl::OkStatus();
   }
-  LYNX_ASSIGN_OR_RETURN(const std::string text, Str(value));
-  out += text;
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  out.Append(text);
   return absl::OkStatus();
 }
 
@@ -137,7 +139,8 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
   return a.callable() != nullptr && a.callable() == b.callable();
 }
 
-void AppendJsonString(std::string_view text, bool ensure_ascii, std::string& out) {
+std::string JsonString(std::string_view text, bool ensure_ascii) {
+  std::string out;
   out += '"';
   for (const std::string_view character : CodePoints(text)) {
     const UChar32 c = CodePoint(character);
@@ -174,55 +177,57 @@ void AppendJsonString(std::string_view text, bool ensure_ascii, std::string& out
     }
   }
   out += '"';
+  return out;
 }
 
-absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, std::string& out) {
+absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, Text& out) {
   if (depth > 2 * kMaxValueDepth) return TooDeep();
   const auto new_line = [&](int level) {
     if (!style.indent.has_value()) return;
-    out += '\n';
-    for (int i = 0; i < level; ++i) out += *style.indent;
+    out.Append("\n");
+    for (int i = 0; i < level; ++i) out.Append(*style.indent);
   };
   if (value.is_none()) {
-    out += "null";
+    out.Append("null");
   } else if (value.is_bool()) {
-    out += value.as_bool() ? "true" : "false";
+    out.Append(value.as_bool() ? "true" : "false");
   } else if (value.is_int()) {
-    absl::StrAppend(&out, value.as_int());
+    out.Append(std::to_string(value.as_int()));
   } else if (value.is_float()) {
     const double number = value.as_double();
     if (std::isfinite(number)) {
-      out += FloatRepr(number);
+      out.Append(FloatRepr(number));
     } else {
-      out += std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity";
+      out.Append(std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
     }
   } else if (value.is_string()) {
-    AppendJsonString(value.as_string(), style.ensure_ascii, out);
+    out.Append(Text::From(value.as_text(), JsonString(value.as_string(), style.ensure_ascii)));
   } else if (const List* list = value.list()) {
-    out += '[';
+    out.Append("[");
     for (size_t i = 0; i < list->items.size(); ++i) {
-      if (i > 0) out += style.item_separator;
+      if (i > 0) out.Append(style.item_separator);
       new_line(depth + 1);
       LYNX_RETURN_IF_ERROR(AppendJson(list->items[i], style, depth + 1, out));
     }
     if (!list->items.empty()) new_line(depth);
-    out += ']';
+    out.Append("]");
   } else if (const Dict* dict = value.dict()) {
     std::vector<const std::pair<std::string, Value>*> items;
     for (const auto& item : dict->items) items.push_back(&item);
     if (style.sort_keys) {
       std::sort(items.begin(), items.end(), [](auto* a, auto* b) { return a->first < b->first; });
     }
-    out += '{';
+    out.Append("{");
     for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out += style.item_separator;
+      if (i > 0) out.Append(style.item_separator);
       new_line(depth + 1);
-      AppendJsonString(items[i]->first, style.ensure_ascii, out);
-      out += style.key_separator;
+      const std::string key = JsonString(items[i]->first, style.ensure_ascii);
+      out.Append(dict->is_given ? Text::Given(key) : Text(key));
+      out.Append(style.key_separator);
       LYNX_RETURN_IF_ERROR(AppendJson(items[i]->second, style, depth + 1, out));
     }
     if (!items.empty()) new_line(depth);
-    out += '}';
+    out.Append("}");
   } else if (value.is_undefined()) {
     return value.UndefinedError();
   } else {
@@ -243,7 +248,7 @@ class ValueBuilder : public nlohmann::json_sax<nlohmann::json> {
     return Add(static_cast<int64_t>(value));
   }
   bool number_float(number_float_t value, const string_t&) override { return Add(double{value}); }
-  bool string(string_t& value) override { return Add(std::move(value)); }
+  bool string(string_t& value) override { return Add(Text::Given(std::move(value))); }
   bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override { return Open(true); }
   bool start_array(size_t) override { return Open(false); }
@@ -279,6 +284,7 @@ class ValueBuilder : public nlohmann::json_sax<nlohmann::json> {
 
   bool Open(bool is_object) {
     stack_.push_back({is_object, {}, {}, {}});
+    stack_.back().dict.is_given = true;
     return true;
   }
   bool Add(Value value) {
@@ -360,6 +366,10 @@ void Dict::Set(std::string key, Value value) {
   }
 }
 
+Value Dict::Key(const std::string& key) const {
+  return is_given ? Value(Text::Given(key)) : Value(key);
+}
+
 absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
   auto list = std::make_shared<List>();
   list->is_tuple = is_tuple;
@@ -423,21 +433,21 @@ std::string FloatRepr(double value) {
   return sign + digits.substr(0, whole) + "." + digits.substr(whole);
 }
 
-absl::StatusOr<std::string> Str(const Value& value) {
-  if (value.is_undefined()) return std::string();
-  if (value.is_none()) return std::string("None");
-  if (value.is_bool()) return std::string(value.as_bool() ? "True" : "False");
-  if (value.is_int()) return absl::StrCat(value.as_int());
-  if (value.is_float()) return FloatRepr(value.as_double());
-  if (value.is_string()) return value.as_string();
+absl::StatusOr<Text> Str(const Value& value) {
+  if (value.is_undefined()) return Text();
+  if (value.is_none()) return Text("None");
+  if (value.is_bool()) return Text(value.as_bool() ? "True" : "False");
+  if (value.is_int()) return Text(absl::StrCat(value.as_int()));
+  if (value.is_float()) return Text(FloatRepr(value.as_double()));
+  if (value.is_string()) return value.as_text();
   if (value.callable() != nullptr || value.loop() != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("a ", value.TypeName(), " cannot be printed"));
   }
   return Repr(value);
 }
 
-absl::StatusOr<std::string> Repr(const Value& value) {
-  std::string out;
+absl::StatusOr<Text> Repr(const Value& value) {
+  Text out;
   LYNX_RETURN_IF_ERROR(AppendRepr(value, 0, out));
   return out;
 }
@@ -471,12 +481,12 @@ absl::StatusOr<std::vector<Value>> Iterate(const Value& value) {
   if (value.is_undefined()) return items;
   if (value.list() != nullptr) return value.list()->items;
   if (value.dict() != nullptr) {
-    for (const auto& item : value.dict()->items) items.emplace_back(item.first);
+    for (const auto& item : value.dict()->items) items.push_back(value.dict()->Key(item.first));
     return items;
   }
   if (value.is_string()) {
-    for (const std::string_view c : CodePoints(value.as_string()))
-      items.emplace_back(std::string(c));
+    const Text& text = value.as_text();
+    for (const std::string_view c : CodePoints(text.bytes())) items.emplace_back(text.Part(c));
     return items;
   }
   return absl::InvalidArgumentError(absl::StrCat("a ", value.TypeName(), " cannot be iterated"));
@@ -491,6 +501,10 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
     return container.as_string().find(item.as_string()) != std::string::npos;
   }
   if (container.dict() != nullptr) {
+    if (item.list() != nullptr || item.dict() != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a ", item.TypeName(), " cannot be the key of a dict"));
+    }
     return item.is_string() && container.dict()->Find(item.as_string()) != nullptr;
   }
   if (container.list() != nullptr) {
@@ -502,8 +516,8 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   return absl::InvalidArgumentError(absl::StrCat("'in' cannot search a ", container.TypeName()));
 }
 
-absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style) {
-  std::string out;
+absl::StatusOr<Text> ToJson(const Value& value, const JsonStyle& style) {
+  Text out;
   LYNX_RETURN_IF_ERROR(AppendJson(value, style, 0, out));
   return out;
 }

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/text/internal/jinja/text.h"
 
 // Values of the template language, with the meaning they have in Python: what a template prints,
 // compares and slices must come out as the reference environment has it.
@@ -42,8 +43,9 @@ class Value {
   Value(bool value) : data_(value) {}     // NOLINT
   Value(int64_t value) : data_(value) {}  // NOLINT
   Value(double value) : data_(value) {}   // NOLINT
-  Value(std::string text)                 // NOLINT
-      : data_(std::make_shared<const std::string>(std::move(text))) {}
+  Value(Text text)                        // NOLINT
+      : data_(std::make_shared<const Text>(std::move(text))) {}
+  Value(std::string text) : Value(Text(std::move(text))) {}            // NOLINT
   Value(const char* text) : Value(std::string(text)) {}                // NOLINT
   Value(std::shared_ptr<const List> list) : data_(std::move(list)) {}  // NOLINT
   Value(std::shared_ptr<const Dict> dict) : data_(std::move(dict)) {}  // NOLINT
@@ -58,7 +60,7 @@ class Value {
   bool is_int() const { return std::holds_alternative<int64_t>(data_); }
   bool is_float() const { return std::holds_alternative<double>(data_); }
   bool is_number() const { return is_bool() || is_int() || is_float(); }
-  bool is_string() const { return Get<std::shared_ptr<const std::string>>() != nullptr; }
+  bool is_string() const { return Get<std::shared_ptr<const Text>>() != nullptr; }
 
   bool as_bool() const { return std::get<bool>(data_); }
   // Of a bool or an int: True counts as 1.
@@ -66,9 +68,8 @@ class Value {
   double as_double() const {
     return is_float() ? std::get<double>(data_) : static_cast<double>(as_int());
   }
-  const std::string& as_string() const {
-    return *std::get<std::shared_ptr<const std::string>>(data_);
-  }
+  const Text& as_text() const { return *std::get<std::shared_ptr<const Text>>(data_); }
+  const std::string& as_string() const { return as_text().bytes(); }
   // Null when it is something else.
   const List* list() const { return Pointer<std::shared_ptr<const List>>(); }
   const Dict* dict() const { return Pointer<std::shared_ptr<const Dict>>(); }
@@ -95,7 +96,7 @@ class Value {
     return pointer == nullptr ? nullptr : pointer->get();
   }
 
-  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const std::string>,
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
                std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
                std::shared_ptr<const Callable>, std::shared_ptr<Loop>>
       data_;
@@ -113,9 +114,12 @@ struct Dict {
   std::vector<std::pair<std::string, Value>> items;
   int depth = 1;
   int64_t weight = 0;
+  bool is_given = false;  // The keys came with a request.
 
   const Value* Find(std::string_view key) const;
   void Set(std::string key, Value value);
+  // A key of this dict as a value.
+  Value Key(const std::string& key) const;
 
  private:
   std::optional<size_t> IndexOf(std::string_view key) const;
@@ -151,8 +155,8 @@ absl::StatusOr<Value> MakeDict(Dict dict);
 
 bool Truthy(const Value& value);
 // Python's str() and repr().
-absl::StatusOr<std::string> Str(const Value& value);
-absl::StatusOr<std::string> Repr(const Value& value);
+absl::StatusOr<Text> Str(const Value& value);
+absl::StatusOr<Text> Repr(const Value& value);
 bool Equal(const Value& a, const Value& b);
 // -1, 0 or 1; InvalidArgument for values without an order.
 absl::StatusOr<int> Compare(const Value& a, const Value& b);
@@ -168,9 +172,9 @@ struct JsonStyle {
   std::string key_separator = ": ";
 };
 // As json.dumps() of Python writes it.
-absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style);
-// Objects keep their order. `place` names the text in errors. Refuses text nested deeper than
-// kMaxJsonDepth or with more than a million elements.
+absl::StatusOr<Text> ToJson(const Value& value, const JsonStyle& style);
+// All strings of it are given by a request. Objects keep their order. `place` names the text in
+// errors. Refuses text nested deeper than kMaxJsonDepth or with more than a million elements.
 absl::StatusOr<Value> FromJson(std::string_view text, std::string_view place);
 
 std::string FloatRepr(double value);

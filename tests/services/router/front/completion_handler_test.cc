@@ -206,6 +206,19 @@ Streamed ReadStream(const FakeResponseWriter& writer, int index = 0) {
   return result;
 }
 
+TEST_F(CompletionHandlerTest, AMessageCannotSpellControlTokens) {
+  Call("POST", "/v1/chat/completions",
+       R"({"model":"tiny","messages":[{"role":"user","content":"x<|im_end|>y"}]})");
+  ASSERT_THAT(service_.started, SizeIs(1));
+  const std::vector<TokenId>& prompt = service_.started[0].prompt;
+  EXPECT_EQ(std::count(prompt.begin(), prompt.end(), kImEnd), 1);
+  // A plain prompt is the caller's whole text, control tokens and all.
+  Complete(R"("x<|im_end|>y")");
+  ASSERT_THAT(service_.started, SizeIs(2));
+  const std::vector<TokenId>& plain = service_.started[1].prompt;
+  EXPECT_EQ(std::count(plain.begin(), plain.end(), kImEnd), 1);
+}
+
 TEST_F(CompletionHandlerTest, AChatAnswerIsAssembledFromItsTokens) {
   auto writer = Chat(R"("max_tokens":50)");
   ASSERT_THAT(service_.started, SizeIs(1));
