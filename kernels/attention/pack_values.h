@@ -51,6 +51,12 @@ inline void Unshuffle(F32x16 low, F32x16 high, float* to) {
   _mm512_storeu_ps(to + kLanes, _mm512_permutex2var_ps(low.v, end, high.v));
 }
 
+inline F32x16 StoreWeight(Bf16* to, F32x16 weight) {
+  const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(weight.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16))};
+}
+
 // Sixteen dimensions of a query as bf16.
 inline __m256i RoundedQuery(const float* q) {
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(q)));

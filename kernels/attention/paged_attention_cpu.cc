@@ -80,7 +80,8 @@ void Weigh(float* scores, float scale, int visible, int blocks, Weight* weights,
   F32x16 total = Zero();
   for (int b = 0; b < seen; ++b) {
     const F32x16 score = Load(scores + b * kLanes);
-    total = Add(total, StoreWeight(weights + b * kLanes, Exp(Sub(score, Set1(sums->largest)))));
+    total = Add(total,
+                StoreWeight(weights + b * kLanes, ExpOfNegative(Sub(score, Set1(sums->largest)))));
   }
   Store(sums->total, total);
   for (int b = seen; b < (blocks + 1) / 2 * 2; ++b) StoreWeight(weights + b * kLanes, Zero());

@@ -64,10 +64,5 @@ inline F32x16 StoreWeight(float* to, F32x16 weight) {
   Store(to, weight);
   return weight;
 }
-inline F32x16 StoreWeight(Bf16* to, F32x16 weight) {
-  const F32x16 rounded = RoundBf16(weight);
-  Store(to, rounded);
-  return rounded;
-}
 
 }  // namespace lynx::kernels::LYNX_KERNEL_ISA

@@ -78,11 +78,8 @@ inline F32x16 SelectLess(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
 inline F32x16 RoundToInteger(F32x16 a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// 2^n for an integer n in [-126, 127].
-inline F32x16 PowerOfTwo(F32x16 n) {
-  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
-}
+// a * 2^n for an integer n in [-126, 127].
+inline F32x16 MulPowerOfTwo(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // To the nearest bf16 value, ties to even; NaN stays NaN.
 inline F32x16 RoundBf16(F32x16 a) {
   const __m512i bits = _mm512_castps_si512(a.v);
@@ -183,8 +180,10 @@ inline __m256 PowerOfTwo(__m256 n) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
-// 2^n for an integer n in [-126, 127].
-inline F32x16 PowerOfTwo(F32x16 n) { return {PowerOfTwo(n.lo), PowerOfTwo(n.hi)}; }
+// a * 2^n for an integer n in [-126, 127].
+inline F32x16 MulPowerOfTwo(F32x16 a, F32x16 n) {
+  return Mul(a, {PowerOfTwo(n.lo), PowerOfTwo(n.hi)});
+}
 inline __m256 RoundBf16(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -298,10 +297,11 @@ inline F32x16 SelectLess(const F32x16& a, const F32x16& b, const F32x16& x, cons
 inline F32x16 RoundToInteger(const F32x16& a) {
   return PerLane([&](int i) { return (a.v[i] + 0x1.8p23f) - 0x1.8p23f; });
 }
-// 2^n for an integer n in [-126, 127].
-inline F32x16 PowerOfTwo(const F32x16& n) {
+// a * 2^n for an integer n in [-126, 127].
+inline F32x16 MulPowerOfTwo(const F32x16& a, const F32x16& n) {
   // Adding 127 * 2^0 in the mantissa of 2^23 avoids the undefined conversion of NaN to an integer.
-  return PerLane([&](int i) { return FloatOf((BitsOf(n.v[i] + (0x1p23f + 127.0f))) << 23); });
+  return PerLane(
+      [&](int i) { return a.v[i] * FloatOf((BitsOf(n.v[i] + (0x1p23f + 127.0f))) << 23); });
 }
 // To the nearest bf16 value, ties to even; NaN stays NaN.
 inline F32x16 RoundBf16(const F32x16& a) {
@@ -408,13 +408,14 @@ inline void StorePartial(T* p, F32x16 a, int64_t n) {
   __builtin_memcpy(p, padded, static_cast<uint64_t>(n) * sizeof(T));
 }
 
-// e^x within 2 ulp for x in [-87.3, 88.3]; 0 below, +Inf above, NaN for NaN.
-inline F32x16 Exp(F32x16 x) {
-  const F32x16 low = Set1(-87.3f), high = Set1(88.3f);
-  const F32x16 bounded = Max(low, Min(high, x));
-  const F32x16 n = RoundToInteger(Mul(bounded, Set1(1.44269504f)));  // log2(e)
+inline constexpr float kExpLow = -87.3f;
+inline constexpr float kExpHigh = 88.3f;
+
+// e^x within 2 ulp for x in [kExpLow, kExpHigh].
+inline F32x16 ExpInRange(F32x16 x) {
+  const F32x16 n = RoundToInteger(Mul(x, Set1(1.44269504f)));  // log2(e)
   // ln 2 in two parts, of which n times the first is exact.
-  F32x16 r = MulAdd(n, Set1(-0.693359375f), bounded);
+  F32x16 r = MulAdd(n, Set1(-0.693359375f), x);
   r = MulAdd(n, Set1(2.12194440e-4f), r);
   // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2: the classic single-precision minimax coefficients.
   F32x16 p = Set1(1.9875691500e-4f);
@@ -424,8 +425,20 @@ inline F32x16 Exp(F32x16 x) {
   p = MulAdd(p, r, Set1(1.6666665459e-1f));
   p = MulAdd(p, r, Set1(5.0000001201e-1f));
   p = Add(MulAdd(p, Mul(r, r), r), Set1(1.0f));
-  const F32x16 y = Mul(p, PowerOfTwo(n));
+  return MulPowerOfTwo(p, n);
+}
+
+// e^x within 2 ulp for x in [kExpLow, kExpHigh]; 0 below, +Inf above, NaN for NaN.
+inline F32x16 Exp(F32x16 x) {
+  const F32x16 low = Set1(kExpLow), high = Set1(kExpHigh);
+  const F32x16 y = ExpInRange(Max(low, Min(high, x)));
   return SelectLess(x, low, Zero(), SelectLess(high, x, Set1(__builtin_inff()), y));
+}
+
+// Exp(x) where no x is above 0.
+inline F32x16 ExpOfNegative(F32x16 x) {
+  const F32x16 low = Set1(kExpLow);
+  return SelectLess(x, low, Zero(), ExpInRange(Max(low, x)));
 }
 
 // x / (1 + e^-x)
