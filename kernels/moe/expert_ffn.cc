@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "kernels/core/float_convert.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/panel_items.h"
 #include "kernels/moe/expert_ffn_backends.h"
@@ -27,13 +29,13 @@ bool HasShape(const Matrix& matrix, int64_t out, int64_t in, DType dtype) {
 
 absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace) {
   if (args.rows < 0 || args.hidden <= 0 || args.intermediate <= 0 || args.expert_count <= 0 ||
-      args.top_k <= 0 || args.x_dtype == DType::kF16 ||
+      args.top_k <= 0 || args.x_dtype == DType::kF16 || !(args.clamp >= 0) ||
       args.x_stride < PaddedDepth(args.hidden, args.x_dtype) || args.y_stride < args.hidden) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ExpertFfn: rows ", args.rows, ", hidden ", args.hidden, ", intermediate ",
-                     args.intermediate, ", expert_count ", args.expert_count, ", top_k ",
-                     args.top_k, ", x_stride ", args.x_stride, " of ",
-                     std::string(Name(args.x_dtype)), ", y_stride ", args.y_stride));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ExpertFfn: rows ", args.rows, ", hidden ", args.hidden, ", intermediate ",
+        args.intermediate, ", expert_count ", args.expert_count, ", top_k ", args.top_k,
+        ", x_stride ", args.x_stride, " of ", std::string(Name(args.x_dtype)), ", y_stride ",
+        args.y_stride, ", clamp ", args.clamp));
   }
   if (!workspace.Fits(args)) {
     return absl::InvalidArgumentError(absl::StrCat("ExpertFfn: the workspace is too small for ",
@@ -80,7 +82,18 @@ void GroupByExpert(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace) {
   }
 }
 
-// Finds each active expert's rows of x, and puts them together where they are scattered.
+void ScaleRow(float scale, int64_t width, DType dtype, void* row) {
+  if (dtype == DType::kF32) {
+    for (float& x : std::span(static_cast<float*>(row), static_cast<size_t>(width))) x *= scale;
+  } else {
+    for (uint16_t& x : std::span(static_cast<uint16_t*>(row), static_cast<size_t>(width))) {
+      x = F32ToBf16(Bf16ToF32(x) * scale);
+    }
+  }
+}
+
+// Finds each active expert's rows of x, and puts them together where they are scattered or to be
+// scaled.
 void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const ExecContext& ctx) {
   const int64_t stride = ActivationStride(args.hidden, args.x_dtype);
   const int64_t width = PaddedDepth(args.hidden, args.x_dtype);
@@ -94,7 +107,7 @@ void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const 
   for (int32_t e : workspace.active) {
     const int64_t first = workspace.offsets[static_cast<size_t>(e)];
     const int64_t end = workspace.offsets[static_cast<size_t>(e) + 1];
-    bool together = true;
+    bool together = !args.scale_input;
     for (int64_t i = first + 1; i < end; ++i) together &= row_of(i) == row_of(i - 1) + 1;
     scattered |= !together;
     workspace.expert_x.push_back(
@@ -109,14 +122,18 @@ void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const 
   const int64_t per_item = std::max<int64_t>(1, kCopyItemBytes / Bytes(width, args.x_dtype));
   ForEach(ctx, (entries + per_item - 1) / per_item, [&](int64_t item) {
     for (int64_t i = item * per_item; i < std::min(entries, (item + 1) * per_item); ++i) {
-      std::memcpy(gathered + Bytes(i * stride, args.x_dtype),
-                  x + Bytes(row_of(i) * args.x_stride, args.x_dtype),
+      std::byte* to = gathered + Bytes(i * stride, args.x_dtype);
+      std::memcpy(to, x + Bytes(row_of(i) * args.x_stride, args.x_dtype),
                   static_cast<size_t>(Bytes(width, args.x_dtype)));
+      if (args.scale_input) {
+        ScaleRow(args.weights[workspace.order[static_cast<size_t>(i)]], args.hidden, args.x_dtype,
+                 to);
+      }
     }
   });
 }
 
-// Products of every active expert with its rows: use(expert's first entry + row, ...) as in
+// Products of every active expert with its rows: use(expert, its first entry + row, ...) as in
 // RunItem.
 template <typename RowsOf, typename Use>
 void MultiplyExperts(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace,
@@ -129,7 +146,7 @@ void MultiplyExperts(const ExpertFfnArgs& args, const ExpertFfnWorkspace& worksp
     const int64_t first = workspace.offsets[e];
     internal::RunItem(ctx, rows_of(a, first), args.experts[e].*matrix, item % per_expert,
                       [&](int64_t row, int64_t rows, int64_t panel, const float* product) {
-                        use(first + row, rows, panel, product);
+                        use(args.experts[e], first + row, rows, panel, product);
                       });
   });
 }
@@ -138,17 +155,19 @@ void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const Ex
   GroupByExpert(args, workspace);
   GatherRows(args, workspace, ctx);
 
-  const auto swiglu = internal::SwiGluFor(ctx.isa);
+  const auto activate = internal::ActivateGateFor(ctx.isa);
   const int64_t inner_stride = ActivationStride(args.intermediate, args.x_dtype);
   auto* inner = reinterpret_cast<std::byte*>(workspace.inner.data());
   MultiplyExperts(
       args, workspace, ctx, &ExpertWeights::gate_up,
       [&](size_t active, int64_t) { return workspace.expert_x[active]; },
-      [&](int64_t entry, int64_t rows, int64_t panel, const float* product) {
+      [&](const ExpertWeights& expert, int64_t entry, int64_t rows, int64_t panel,
+          const float* product) {
         const int64_t column = panel * kGateOutputsPerPanel;
+        const float* bias = expert.gate_up_bias;
         std::byte* to = inner + Bytes(entry * inner_stride + column, args.x_dtype);
-        swiglu(product, rows, std::min(kGateOutputsPerPanel, args.intermediate - column),
-               args.x_dtype, inner_stride, to);
+        activate(args, product, bias == nullptr ? nullptr : bias + panel * kPanelRows, rows,
+                 std::min(kGateOutputsPerPanel, args.intermediate - column), inner_stride, to);
         // The rest of the last kPanelDepth elements, where no panel of weights ends.
         const int64_t written = column + kGateOutputsPerPanel;
         if (written < args.intermediate || written % kPanelDepth == 0) return;
@@ -168,12 +187,19 @@ void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const Ex
                            .rows = workspace.expert_x[active].rows,
                            .stride = inner_stride};
       },
-      [&](int64_t entry, int64_t rows, int64_t panel, const float* product) {
+      [&](const ExpertWeights& expert, int64_t entry, int64_t rows, int64_t panel,
+          const float* product) {
         const int64_t column = panel * kPanelRows;
         const int64_t columns = std::min(kPanelRows, args.hidden - column);
+        const float* bias = expert.down_bias;
         for (int64_t r = 0; r < rows; ++r, product += kPanelRows) {
-          const int64_t to = workspace.order[static_cast<size_t>(entry + r)];
-          std::copy_n(product, columns, outer + to * outer_stride + column);
+          float* to =
+              outer + column + workspace.order[static_cast<size_t>(entry + r)] * outer_stride;
+          if (bias == nullptr) {
+            std::copy_n(product, columns, to);
+          } else {
+            for (int64_t c = 0; c < columns; ++c) to[c] = product[c] + bias[column + c];
+          }
         }
       });
 

@@ -8,11 +8,16 @@ namespace lynx::kernels {
 
 // The feed-forward part of a mixture of experts, added to y:
 //
-//   y[r] += sum over j < top_k of weights[r, j] * down_e(round(silu(gate_e(x[r])) * up_e(x[r]))),
+//   y[r] += sum over j < top_k of weights[r, j] * down_e(round(act(gate_e(x[r]), up_e(x[r])))),
 //   e = ids[r, j]
 //
-// where round() is to x_dtype. A dense layer is one expert with weight 1. Rows of x are as in
-// GemmArgs.
+// where round() is to x_dtype and act(g, u) is silu(g) * u, or with a clamp c > 0, as in gpt-oss,
+// with g' = min(g, c) and u' = u within [-c, c]:
+//
+//   act(g, u) = g' * sigmoid(1.702 g') * (u' + 1)
+//
+// If `scale_input`, weights[r, j] multiplies round(x[r]) instead of the expert's output. A dense
+// layer is one expert with weight 1. Rows of x are as in GemmArgs.
 struct ExpertFfnArgs {
   const void* x = nullptr;  // [rows, hidden] of x_dtype, rows x_stride elements apart
   const ExpertWeights* experts = nullptr;  // [expert_count], all of one shape and type
@@ -27,6 +32,8 @@ struct ExpertFfnArgs {
   int64_t x_stride = 0;                    // >= hidden; bf16: >= hidden rounded up to kPanelDepth
   int64_t y_stride = 0;                    // >= hidden
   DType x_dtype = DType::kF32;             // kF32 or kBf16
+  float clamp = 0;                         // >= 0
+  bool scale_input = false;
 };
 
 }  // namespace lynx::kernels

@@ -7,6 +7,19 @@
 
 namespace lynx::kernels::internal {
 
+namespace {
+
+float Round(float value, DType dtype) { return dtype == DType::kBf16 ? RoundToBf16(value) : value; }
+
+double Activate(double gate, double up, double clamp) {
+  if (clamp == 0) return gate / (1 + std::exp(-gate)) * up;
+  gate = gate > clamp ? clamp : gate;  // NaN stays.
+  up = up > clamp ? clamp : up < -clamp ? -clamp : up;
+  return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+}
+
+}  // namespace
+
 // Written to be read next to the formula in expert_ffn_args.h. Do not tune it.
 void ExpertFfnReference(const ExpertFfnArgs& args) {
   std::vector<double> inner(static_cast<size_t>(args.intermediate));
@@ -14,26 +27,30 @@ void ExpertFfnReference(const ExpertFfnArgs& args) {
   for (int64_t r = 0; r < args.rows; ++r) {
     total.assign(total.size(), 0.0);
     for (int64_t j = 0; j < args.top_k; ++j) {
+      const float weight = args.weights[r * args.top_k + j];
       const ExpertWeights& expert = args.experts[args.ids[r * args.top_k + j]];
       for (int64_t i = 0; i < args.intermediate; ++i) {
-        const int64_t gate_row = i / kGateOutputsPerPanel * kPanelRows + i % kGateOutputsPerPanel;
-        double gate = 0;
-        double up = 0;
+        const int64_t gate_row = GateOutput(i);
+        const int64_t up_row = gate_row + kGateOutputsPerPanel;
+        const float* bias = expert.gate_up_bias;
+        double gate = bias == nullptr ? 0 : bias[gate_row];
+        double up = bias == nullptr ? 0 : bias[up_row];
         for (int64_t h = 0; h < args.hidden; ++h) {
-          const double x = ActivationAt(args.x, args.x_dtype, r * args.x_stride + h);
+          double x = ActivationAt(args.x, args.x_dtype, r * args.x_stride + h);
+          if (args.scale_input) x = Round(static_cast<float>(x * weight), args.x_dtype);
           gate += x * WeightAt(expert.gate_up, gate_row, h);
-          up += x * WeightAt(expert.gate_up, gate_row + kGateOutputsPerPanel, h);
+          up += x * WeightAt(expert.gate_up, up_row, h);
         }
-        const double value = gate / (1 + std::exp(-gate)) * up;
+        const double value = Activate(gate, up, double{args.clamp});
         inner[static_cast<size_t>(i)] =
-            args.x_dtype == DType::kBf16 ? RoundToBf16(static_cast<float>(value)) : value;
+            args.x_dtype == DType::kBf16 ? Round(static_cast<float>(value), args.x_dtype) : value;
       }
       for (int64_t h = 0; h < args.hidden; ++h) {
-        double down = 0;
+        double down = expert.down_bias == nullptr ? 0 : expert.down_bias[h];
         for (int64_t i = 0; i < args.intermediate; ++i) {
           down += inner[static_cast<size_t>(i)] * WeightAt(expert.down, h, i);
         }
-        total[static_cast<size_t>(h)] += args.weights[r * args.top_k + j] * down;
+        total[static_cast<size_t>(h)] += (args.scale_input ? 1 : weight) * down;
       }
     }
     for (int64_t h = 0; h < args.hidden; ++h) {

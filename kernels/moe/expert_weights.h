@@ -14,11 +14,18 @@ namespace lynx::kernels {
 struct ExpertWeights {
   Matrix gate_up = {};  // [GateUpOutputs(intermediate), hidden]
   Matrix down = {};     // [hidden, intermediate]
+  // Added to the products; null: none.
+  const float* gate_up_bias = nullptr;  // [GateUpOutputs(intermediate)], in the order of gate_up
+  const float* down_bias = nullptr;     // [hidden]
 };
 
 inline constexpr int64_t kGateOutputsPerPanel = kPanelRows / 2;
 
 int64_t GateUpOutputs(int64_t intermediate);
+// Where gate_up has the gate's output i; that of up is kGateOutputsPerPanel behind.
+constexpr int64_t GateOutput(int64_t i) {
+  return i / kGateOutputsPerPanel * kPanelRows + i % kGateOutputsPerPanel;
+}
 
 // As PackPanel for panel `panel` of gate_up, from row-major `gate` and `up` [intermediate, hidden].
 void PackGateUpPanel(const void* gate, const void* up, DType dtype, int64_t intermediate,

@@ -69,7 +69,21 @@ struct Expert {
 struct Layer {
   int64_t hidden, intermediate, experts;
   std::vector<std::unique_ptr<Expert>> storage;
+  std::vector<std::vector<float>> biases;
   std::vector<ExpertWeights> weights;
+  float clamp = 0;
+  bool scale_input = false;
+
+  // Adds random biases.
+  void AddBiases() {
+    for (size_t e = 0; e < weights.size(); ++e) {
+      const auto seed = static_cast<uint32_t>(2 * e);
+      biases.push_back(RandomNormal(static_cast<size_t>(GateUpOutputs(intermediate)), 1000 + seed));
+      weights[e].gate_up_bias = biases.back().data();
+      biases.push_back(RandomNormal(static_cast<size_t>(hidden), 1001 + seed));
+      weights[e].down_bias = biases.back().data();
+    }
+  }
 
   Layer(int64_t hidden_size, int64_t intermediate_size, int64_t expert_count, DType dtype)
       : hidden(hidden_size), intermediate(intermediate_size), experts(expert_count) {
@@ -134,7 +148,9 @@ std::vector<float> Apply(const Layer& layer, const Rows& rows, int64_t begin, in
                                          .top_k = rows.top_k,
                                          .x_stride = x.stride(),
                                          .y_stride = layer.hidden,
-                                         .x_dtype = x_dtype},
+                                         .x_dtype = x_dtype,
+                                         .clamp = layer.clamp,
+                                         .scale_input = layer.scale_input},
                                         workspace, ctx);
   EXPECT_TRUE(status.ok()) << status;
   return y;
@@ -175,6 +191,72 @@ TEST_P(ExpertFfnTest, MatchesAHandComputedRow) {
   const double silu_2 = 2 / (1 + std::exp(-2.0));
   const double silu_minus_2 = -2 / (1 + std::exp(2.0));
   EXPECT_NEAR(y, 100 + 0.25 * 7 * silu_minus_2 * 6 + 0.75 * 5 * silu_2 * 4, 2e-5);
+}
+
+// gate 3 and up -9 with their biases, both beyond the clamp of 2.
+TEST_P(ExpertFfnTest, ClampsAddsBiasesAndScalesInputsByHand) {
+  const Expert expert({1}, {-4}, {5}, 1, 1, DType::kF32);
+  std::vector<float> gate_up_bias(32, 100.0f);  // Of the padding: must not count.
+  gate_up_bias[0] = 1;
+  gate_up_bias[16] = -1;
+  const float down_bias = 0.5f;
+  ExpertWeights weights = expert.weights();
+  weights.gate_up_bias = gate_up_bias.data();
+  weights.down_bias = &down_bias;
+  const float x = 2;
+  const int32_t id = 0;
+  float weight = 0.25f;
+  float y = 100;
+  ExpertFfnWorkspace workspace(1, 1, 1, 1, 1, DType::kF32);
+  ExpertFfnArgs args{.x = &x,
+                     .experts = &weights,
+                     .ids = &id,
+                     .weights = &weight,
+                     .y = &y,
+                     .rows = 1,
+                     .hidden = 1,
+                     .intermediate = 1,
+                     .expert_count = 1,
+                     .top_k = 1,
+                     .x_stride = 1,
+                     .y_stride = 1,
+                     .clamp = 2};
+  ASSERT_TRUE(ExpertFfn(args, workspace, GetParam()).ok());
+  const double inner = 2 / (1 + std::exp(-1.702 * 2)) * (-2 + 1);
+  EXPECT_NEAR(y, 100 + 0.25 * (5 * inner + 0.5), 2e-5);
+
+  weights.gate_up_bias = weights.down_bias = nullptr;
+  args.clamp = 0;
+  args.scale_input = true;
+  y = 100;
+  ASSERT_TRUE(ExpertFfn(args, workspace, GetParam()).ok());
+  EXPECT_NEAR(y, 100 + 5 * (0.5 / (1 + std::exp(-0.5)) * -2), 2e-5);
+}
+
+TEST_P(ExpertFfnTest, EveryKindOfExpertAgreesWithReference) {
+  for (DType x_dtype : kXTypes) {
+    for (bool scale_input : {false, true}) {
+      for (float clamp : {0.0f, 0.7f}) {
+        Layer layer(37, 50, /*expert_count=*/9, DType::kBf16);
+        layer.AddBiases();
+        layer.clamp = clamp;
+        layer.scale_input = scale_input;
+        const Rows inputs(layer, 13, /*k=*/4);
+        const auto want = Apply(layer, inputs, x_dtype, Reference());
+        const auto got = Apply(layer, inputs, x_dtype, GetParam());
+        const double bound = x_dtype == DType::kF32 ? 1e-4 : 4e-2;
+        for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], bound) << i;
+        // Row by row: the same bits.
+        ExpertFfnWorkspace workspace = WorkspaceFor(layer, inputs);
+        std::vector<float> pieces;
+        for (int64_t r = 0; r < inputs.count; ++r) {
+          const auto one = Apply(layer, inputs, r, r + 1, x_dtype, GetParam(), workspace);
+          pieces.insert(pieces.end(), one.begin(), one.end());
+        }
+        ASSERT_EQ(BitsOf(pieces), BitsOf(got));
+      }
+    }
+  }
 }
 
 TEST_P(ExpertFfnTest, AgreesWithReference) {
