@@ -60,17 +60,18 @@ def greedy(model, ids):
 
 
 DEFAULT = object()  # Leaves a size to the family.
+# A deviation of 0.15 at a width of 36 lets values grow as 0.02 does at the 2048 of a real model.
 # Odd sizes everywhere, and between the variants of a family every switch it has. "type" is the
 # model_type; sizes that a family does not take under these names are its own.
 SIZES = dict(
     vocab_size=97, hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=10, max_position_embeddings=128, initializer_range=0.3,
+    num_key_value_heads=2, head_dim=10, max_position_embeddings=128, initializer_range=0.15,
     eos_token_id=96, pad_token_id=None,
 )
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20)
 VARIANTS = {
     "dense-untied-f32": dict(
-        type="qwen3_moe", **EXPERTS, num_hidden_layers=3, mlp_only_layers=[1],
+        type="qwen3_moe", seed=10, **EXPERTS, num_hidden_layers=3, mlp_only_layers=[1],
         norm_topk_prob=False, tie_word_embeddings=False,
     ),
     "sparse-step-tied-f16": dict(
@@ -90,12 +91,13 @@ VARIANTS = {
     ),
     "granitemoe": dict(
         type="granitemoe", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
-        num_experts_per_tok=2, embedding_multiplier=1.5, attention_multiplier=0.3,
+        num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.3,
         residual_multiplier=0.7, logits_scaling=3.0, tie_word_embeddings=True,
     ),
     "granitemoeshared": dict(
         type="granitemoeshared", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
-        num_experts_per_tok=2, residual_multiplier=0.6, shared_intermediate_size=28,
+        num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.3,
+        residual_multiplier=0.6, shared_intermediate_size=28,
     ),
     "llama": dict(type="llama"),
     "llama3-scaled": dict(
@@ -129,6 +131,7 @@ VARIANTS = {
 def write_variant(options, folder, seed):
     torch.manual_seed(seed)
     options = {**SIZES, **options}
+    options.pop("seed", None)
     dtype = options.pop("dtype", torch.float32)
     config = transformers.AutoConfig.for_model(
         options.pop("type"), **{key: value for key, value in options.items() if value is not DEFAULT})
@@ -145,14 +148,26 @@ def write_variant(options, folder, seed):
     model.to(dtype).save_pretrained(folder)
 
 
-def write_fixture(model_dir, prompts, output, full_positions):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, attn_implementation="eager"
+def load(model_dir, dtype):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     ).eval()
-    values, entries, offset = [], [], 0
+
+
+@torch.no_grad()
+def all_logits(model, ids):
+    return model(torch.tensor([ids])).logits[0].float()
+
+
+def write_fixture(model_dir, prompts, output, full_positions):
+    model, rounded = load(model_dir, torch.float32), load(model_dir, torch.bfloat16)
+    values, entries, divergences, offset = [], [], [], 0
     for ids in prompts:
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0].numpy().astype("<f4")
+        exact = all_logits(model, ids)
+        divergences += torch.nn.functional.kl_div(
+            all_logits(rounded, ids).log_softmax(-1), exact.log_softmax(-1), log_target=True,
+            reduction="none").sum(-1).tolist()
+        logits = exact.numpy().astype("<f4")
         full = full_positions(len(ids))
         top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
         largest = np.abs(logits).max(axis=1)
@@ -178,11 +193,14 @@ def write_fixture(model_dir, prompts, output, full_positions):
         "vocab_size": model.config.vocab_size,
         "top": TOP,
         "values": int(data.size),
+        # What rounding to bf16 costs transformers themselves.
+        "bf16_divergence": {"mean": sum(divergences) / len(divergences), "max": max(divergences)},
         "prompts": entries,
     }
     output.with_suffix(".json").write_text(json.dumps(fixture, separators=(",", ":")) + "\n")
     print(f"{output}: {len(prompts)} prompts, {data.nbytes} bytes of logits, smallest greedy gap",
           min(min(e["greedy_gaps"]) for e in entries))
+    return max(divergences)
 
 
 def write_demo_model(golden):
@@ -201,9 +219,13 @@ def main():
         write_demo_model(golden)
     for name in sys.argv[1:] or VARIANTS:
         folder = golden / "variants" / name
-        write_variant(VARIANTS[name], folder, seed=len(name))
         prompts = [[(7 * i * i + 3 * i + start) % 97 for i in range(n)] for start, n in ((5, 1), (1, 40))]
-        write_fixture(folder, prompts, golden / "variants" / name, lambda n: list(range(n)))
+        # A model of which rounding to bf16 changes no routing choice, or bf16 could not be judged.
+        # Where ours still chooses otherwise, a variant begins with another seed.
+        for seed in range(VARIANTS[name].get("seed", 0), 100):
+            write_variant(VARIANTS[name], folder, seed)
+            if write_fixture(folder, prompts, folder, lambda n: list(range(n))) < 5e-4:
+                break
 
 
 if __name__ == "__main__":
