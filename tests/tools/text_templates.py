@@ -304,6 +304,26 @@ SNIPPETS = [
     "{{ messages | length }} {{ messages[-1]['role'] }} {{ messages[0].content }} {{ messages[:-1] | length }}",
     "{{ messages | map(attribute='role') | list }} {{ messages | last }}", "{{ 1 if 2 }}{{ 1, 2 }}{{ [1, 2,] }}{{ {'a': 1,} }}",
     "{{ 'a' in ['a'] and 'b' not in ['a'] }}{{ 'x' is in 'xyz' }}", "{{ ((((1)))) }}", "{{ 3.0 }} {{ 3.0 | int }} {{ 10 / 5 }} {{ 1e5 }} {{ 1.0e-5 }}",
+    # Formats.
+    "{{ '%s-%d-%5.1f|%-6s|%06d|%+d|% d|%x %X %o %e %g %%' % ('a', 7, 2.25, 'é', -42, 5, 6, 255, 255, 8, 12345.678, 0.0001) }}",
+    "{{ '%s' % 1 }}{{ '%r %s' % ('q', none) }}{{ '%(a)s %(b)5d|' % {'a': 1, 'b': 2} }}{{ '%.2s|%5s|' % ('日本語', '日') }}{{ '%d' % true }}{{ '%d' % 3.9 }}",
+    "{{ '%s %s' % 'a' }}", "{{ 'x' % 1 }}", "{{ '%d' % 'a' }}", "{{ '%y' % 1 }}", "{{ '%' % 1 }}", "{{ '%(a)s' % 1 }}", "{{ '%s' % ((1, 2),) }} {{ 'x' % () }} {{ 'x' % {} }}",
+    "{{ '%s and %s' | format('a', 2) }} {{ '%(x)s' | format(x=3) }} {{ '100%%' | format }}", "{{ '%s' | format(1, x=2) }}", "{{ '%s' | format }}",
+    # More filters, tests and methods.
+    "{{ [1, 2, 3, 4, 5] | batch(2) | list }} {{ [1, 2, 3] | batch(2, 'x') | list }} {{ [] | batch(3) | list }} {{ [1, 2, 3, 4, 5] | slice(3) | list }} {{ [1, 2] | slice(3, 0) | list }}",
+    "{{ 'one two three four five six' | truncate(12) }}|{{ 'one two three four' | truncate(9, true) }}|{{ 'abcdef' | truncate(3, leeway=0) }}|{{ 'ab cd ef' | truncate(5, false, '!', 0) }}|{{ 'short' | truncate }}",
+    "{{ s | wordcount }} {{ 'a_b c-d  é1' | wordcount }} {{ '' | wordcount }} [{{ 'ab' | center(7) }}] [{{ 'abc' | center(6) }}] [{{ 'abc' | center(2) }}] {{ 'tojson' is filter }}{{ 'zz' is filter }}{{ 'odd' is test }}{{ x is filter }}",
+    "{{ 'a-b-c'.partition('-') }} {{ 'a-b-c'.rpartition('-') }} {{ 'abc'.partition('-') }} {{ 'abc'.rpartition('-') }} {{ 'aBé'.swapcase() }} {{ '-7'.zfill(4) }} {{ '7'.zfill(3) }} {{ 'abc'.zfill(2) }} {{ 'a'.center(4, '*') }} {{ 'a'.ljust(3, '.') }}|{{ 'é'.rjust(3) }}",
+    "{{ 'a'.center(3, 'xy') }}", "{{ 'a'.partition('') }}", "{{ [1] in d }}", "{{ d.get([1]) }}", "{{ d[[1]] is defined }}",
+    # Call blocks and recursive loops.
+    "{% macro m(a) %}<{{ a }}:{{ caller() }}>{% endmacro %}{% set q = 5 %}{% for i in l %}{% call m(i) %}{{ i }}{{ q }}{{ loop.index }}{% set z = 1 %}{% endcall %}{{ z }}{% endfor %}",
+    "{% macro m() %}{% for i in l %}{{ caller(i, b=loop.index) }}{% endfor %}{% endmacro %}{% call(a, b=0) m() %}[{{ a }}{{ b }}{{ x }}]{% endcall %}",
+    "{% macro m() %}a{% endmacro %}{% call m() %}b{% endcall %}", "{% macro m() %}{{ caller is defined }}{% endmacro %}{{ m() }}{% call m() %}{% endcall %}",
+    "{% macro outer() %}({{ caller() }}){% endmacro %}{% macro m() %}{% call outer() %}{{ caller() }}!{% endcall %}{% endmacro %}{% call m() %}deep{% endcall %}",
+    "{% macro m(a) %}{% if a %}{{ caller() }}{{ m(a - 1) }}{% endif %}{% endmacro %}{% call m(1) %}x{% endcall %}", "{% call x %}{% endcall %}", "{% call x() %}{% endcall %}",
+    "{% for i in [1, [2, [3, 4]], 5] recursive %}{% if i is sequence %}({{ loop(i) }}){% else %}{{ loop.depth }}{{ loop.depth0 }}{{ i }}{{ loop.index }}{{ loop.last }} {% endif %}{% endfor %}",
+    "{% for i in [1, 2, [3, 1]] if i != 1 recursive %}{{ i if i is number }}{% if i is not number %}<{{ loop(i) }}>{% endif %}{% else %}none{% endfor %}", "{% for i in l %}{{ loop(l) }}{% endfor %}",
+    "{% for i in l recursive %}{{ loop() }}{% endfor %}", "{% for i in [[1]] recursive %}{% for j in i %}{{ j }}{% endfor %}{{ loop.depth }}{% endfor %}",
     # Errors of syntax.
     "{{", "{% if %}", "{% if t %}", "{% endif %}", "{{ 1 + }}", "{{ 'a }}", "{# a", "{% for i in %}{% endfor %}", "{{ a b }}", "{{ (1 }}", "{{ [1 }}",
     "{% unknown %}", "{{ x | nofilter }}", "{{ x is notest }}", "{% set %}", "{{ ) }}", "{% raw %} a", "{{ 1 is }}", "{% break %}", "{{ x | tojson(bad=1) }}",

@@ -232,7 +232,10 @@ TEST(ChatTemplateTest, WhatIsNotSupportedIsRefusedAtLoadWithItsLine) {
            {"a\n{% include 'x' %}", "line 2: tag 'include'"},
            {"a\n{% extends 'x' %}", "line 2: tag 'extends'"},
            {"\n\n{% block b %}{% endblock %}", "line 3: tag 'block'"},
-           {"{% call m() %}{% endcall %}", "line 1: tag 'call'"},
+           {"{% call m() %}{% endcall %}", "line 1: function 'm'"},
+           {"{% macro m() %}{% endmacro %}{% call m %}{% endcall %}", "line 1: expected a call"},
+           {"{% for x in y %}{% call x() %}{% break %}{% endcall %}{% endfor %}",
+            "'break' outside"},
            {"{% set x = 1 %}\n{{ x | xmlattr }}", "line 2: filter 'xmlattr'"},
            {"{{ x is weird }}", "line 1: test 'weird'"},
            {"{{ lipsum() }}", "line 1: function 'lipsum'"},
@@ -240,7 +243,7 @@ TEST(ChatTemplateTest, WhatIsNotSupportedIsRefusedAtLoadWithItsLine) {
            {"{{ x | tojson(default=1) }}", "line 1: filter 'tojson' with argument 'default'"},
            {"{{ x | map('nofilter') }}", "line 1: filter 'nofilter'"},
            {"{{ x | selectattr('a', 'notest') }}", "line 1: test 'notest'"},
-           {"{% for x in y recursive %}{% endfor %}", "line 1: 'for ... recursive'"},
+           {"{{ x | groupby('a') }}", "line 1: filter 'groupby'"},
            {"{% for x in y %}{% macro m() %}{% endmacro %}{% endfor %}", "line 1: a macro inside"},
            {"{% if x %}\n{{ 1 +\n }}{% endif %}", "line 3: expected an expression"},
            {"{% for x in y %}", "'endfor' is missing"},
@@ -285,6 +288,13 @@ TEST(ChatTemplateTest, RenderingAlwaysEnds) {
       "%}",
       "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
       "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+      "{% macro m() %}{% if caller %}{% endif %}{% call m() %}x{% endcall %}{% endmacro %}{{ m() "
+      "}}",
+      "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+      "{% for i in [1, 2] recursive %}{{ loop([1]) }}{{ loop([2]) }}{% endfor %}",
+      "{{ 'x'.center(100000000000) }}",
+      "{{ [1] | batch(100000000000, 0) | list }}",
+      "{{ [1] | slice(100000000000) | list }}",
       "{% for i in range(100000) %}{% set n = namespace() %}{% endfor %}",
       "{% set s = 'ab ' * 100000 %}{% for i in range(99999) %}{{ s.split() | length }}{% "
       "endfor %}",
@@ -311,6 +321,17 @@ TEST(ChatTemplateTest, NestedAndCircularValuesAreBounded) {
   EXPECT_THAT(Render("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nested deeper")));
   EXPECT_THAT(Render("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x == ns.x }}"), IsOk());
+}
+
+TEST(ChatTemplateTest, BodiesOfCallsAndLoopsMayOutliveTheirBlock) {
+  EXPECT_EQ(Render("{% set ns = namespace() %}{% macro m() %}{% set ns.c = caller %}{% endmacro %}"
+                   "{% for i in [1, 2] %}{% call m() %}{{ i }}{{ ns is defined }}{% endcall %}"
+                   "{% endfor %}{% set f = ns.c %}{{ f() }}")
+                .value(),
+            "2True");
+  EXPECT_THAT(Render("{% set ns = namespace() %}{% for i in [1] recursive %}{% set ns.l = loop %}"
+                     "{% endfor %}{% for loop in [ns.l] recursive %}{{ loop([1]) }}{% endfor %}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("recursive loop")));
 }
 
 TEST(ChatTemplateTest, DeepOrHugeJsonInARequestIsRefused) {

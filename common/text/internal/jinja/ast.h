@@ -68,6 +68,7 @@ struct Macro {
     ExprPtr fallback;  // Null: undefined when not given.
   };
   std::vector<Parameter> parameters;
+  bool takes_caller = false;  // Its body names `caller`.
   Body body;
 };
 
@@ -81,6 +82,7 @@ struct Statement {
     kSetBlock,  // target = what body prints, through the filters of value
     kMacro,     // macro
     kFilter,    // what body prints, through the filters of value
+    kCall,      // value (a call), whose `caller` is macro
     kWith,      // assignments, then body in a scope of its own
     kScope,     // body (a generation block)
     kBreak,
@@ -92,6 +94,7 @@ struct Statement {
   Text text;
   ExprPtr value;  // Of kSetBlock and kFilter: filters around a placeholder name, or null.
   ExprPtr condition;
+  bool recursive = false;
   Target target;
   std::vector<Branch> branches;
   std::vector<std::pair<std::string, ExprPtr>> assignments;

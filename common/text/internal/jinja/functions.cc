@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
+#include "common/text/internal/jinja/format.h"
 #include "common/text/internal/pre_tokenizer.h"
 
 namespace lynx::text::jinja {
@@ -714,6 +715,110 @@ absl::StatusOr<Value> FilterSum(const Value& value, const Bound& args, Budget& b
   return is_float ? Value(number) : Value(integer);
 }
 
+absl::StatusOr<Value> FilterBatch(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  LYNX_ASSIGN_OR_RETURN(const int64_t size, IntOf(args[0], 0, "'linecount'"));
+  if (size < 1) return Bad("'linecount' must be positive");
+  const bool fills = args[1].has_value() && !args[1]->is_none();
+  std::vector<Value> batches;
+  for (size_t at = 0; at < items.size();) {
+    std::vector<Value> batch;
+    for (; at < items.size() && static_cast<int64_t>(batch.size()) < size; ++at) {
+      batch.push_back(items[at]);
+    }
+    while (fills && static_cast<int64_t>(batch.size()) < size) {
+      LYNX_RETURN_IF_ERROR(budget.Spend(4 * kItemCost));
+      batch.push_back(*args[1]);
+    }
+    LYNX_ASSIGN_OR_RETURN(Value list, MakeList(std::move(batch)));
+    batches.push_back(std::move(list));
+  }
+  return MakeList(std::move(batches));
+}
+
+absl::StatusOr<Value> FilterSlice(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+  LYNX_ASSIGN_OR_RETURN(const int64_t count, IntOf(args[0], 0, "'slices'"));
+  if (count < 1) return Bad("'slices' must be positive");
+  const bool fills = args[1].has_value() && !args[1]->is_none();
+  const auto total = static_cast<int64_t>(items.size());
+  std::vector<Value> slices;
+  size_t at = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    LYNX_RETURN_IF_ERROR(budget.Spend(4 * kItemCost));
+    const bool is_longer = i < total % count;
+    std::vector<Value> slice;
+    for (int64_t left = total / count + (is_longer ? 1 : 0); left > 0; --left) {
+      slice.push_back(items[at++]);
+    }
+    if (fills && !is_longer) slice.push_back(*args[1]);
+    LYNX_ASSIGN_OR_RETURN(Value list, MakeList(std::move(slice)));
+    slices.push_back(std::move(list));
+  }
+  return MakeList(std::move(slices));
+}
+
+absl::StatusOr<Value> FilterTruncate(const Value& value, const Bound& args, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const int64_t length, IntOf(args[0], 255, "'length'"));
+  Text end("...");
+  if (args[2].has_value()) {
+    LYNX_ASSIGN_OR_RETURN(end, TextOf(args[2], "'end'"));
+  }
+  LYNX_ASSIGN_OR_RETURN(const int64_t leeway, IntOf(args[3], 5, "'leeway'"));
+  const std::vector<std::string_view> all = CodePoints(text.bytes());
+  const auto end_length = static_cast<int64_t>(CodePointCount(end.bytes()));
+  if (length < end_length || leeway < 0 || length > INT32_MAX || leeway > INT32_MAX) {
+    return Bad("truncate cannot cut to this length");
+  }
+  if (static_cast<int64_t>(all.size()) <= length + leeway) return Value(text);
+  size_t cut = 0;
+  for (int64_t i = 0; i < length - end_length; ++i) cut += all[static_cast<size_t>(i)].size();
+  if (!FlagOf(args[1], false)) {
+    const size_t space = text.bytes().substr(0, cut).rfind(' ');
+    if (space != std::string::npos) cut = space;
+  }
+  Text out = text.Part(0, cut);
+  out.Append(end);
+  return Value(std::move(out));
+}
+
+absl::StatusOr<Value> FilterWordCount(const Value& value, const Bound&, Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  int64_t words = 0;
+  bool inside = false;
+  for (const std::string_view character : CodePoints(text.bytes())) {
+    const bool is_word =
+        character == "_" || AllOf(std::string(character), [](UChar32 c) {
+          return u_isalpha(c) || u_getIntPropertyValue(c, UCHAR_NUMERIC_TYPE) != U_NT_NONE;
+        });
+    if (is_word && !inside) ++words;
+    inside = is_word;
+  }
+  return Value(words);
+}
+
+absl::StatusOr<Value> FilterCenter(const Value& value, const Bound& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  LYNX_ASSIGN_OR_RETURN(const int64_t width, IntOf(args[0], 80, "'width'"));
+  LYNX_ASSIGN_OR_RETURN(Text out, Pad(text, width, " ", 0, budget));
+  return Value(std::move(out));
+}
+
+// Takes any arguments, so it is not in the table of filters.
+absl::StatusOr<Value> FilterFormat(const Value& value, const Arguments& args, Budget& budget) {
+  if (!args.positional.empty() && !args.named.empty()) {
+    return Bad("format takes values by place or by name, not both");
+  }
+  LYNX_ASSIGN_OR_RETURN(const Text format, Str(value));
+  Dict named;
+  for (const auto& [key, argument] : args.named) named.Set(key, argument);
+  LYNX_ASSIGN_OR_RETURN(const Value values, args.named.empty() ? MakeList(args.positional, true)
+                                                               : MakeDict(std::move(named)));
+  LYNX_ASSIGN_OR_RETURN(Text out, FormatPercent(format, values, budget));
+  return Value(std::move(out));
+}
+
 absl::StatusOr<Value> FilterMin(const Value& value, const Bound& args, Budget& budget) {
   return Extreme(value, args, false, budget);
 }
@@ -773,6 +878,11 @@ const std::vector<FilterEntry>& Filters() {
       {"min", FilterMin, {"case_sensitive", "attribute"}},
       {"max", FilterMax, {"case_sensitive", "attribute"}},
       {"attr", FilterAttr, {"name"}},
+      {"batch", FilterBatch, {"linecount", "fill_with"}},
+      {"slice", FilterSlice, {"slices", "fill_with"}},
+      {"truncate", FilterTruncate, {"length", "killwords", "end", "leeway"}},
+      {"wordcount", FilterWordCount, {}},
+      {"center", FilterCenter, {"width"}},
   };
   return *filters;
 }
@@ -857,13 +967,13 @@ absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
   return MakeList(std::move(out));
 }
 
-constexpr std::array<std::string_view, 37> kTests = {
-    "defined", "undefined", "none",     "string",   "number",   "integer",     "float",
-    "boolean", "mapping",   "iterable", "sequence", "true",     "false",       "callable",
-    "equalto", "eq",        "ne",       "lt",       "lessthan", "gt",          "greaterthan",
-    "ge",      "le",        "in",       "even",     "odd",      "divisibleby", "lower",
-    "upper",   "sameas",    "==",       "!=",       "<",        "<=",          ">",
-    ">=",      "escaped"};
+constexpr std::array<std::string_view, 39> kTests = {
+    "filter",      "test",        "defined", "undefined", "none",     "string",   "number",
+    "integer",     "float",       "boolean", "mapping",   "iterable", "sequence", "true",
+    "false",       "callable",    "equalto", "eq",        "ne",       "lt",       "lessthan",
+    "gt",          "greaterthan", "ge",      "le",        "in",       "even",     "odd",
+    "divisibleby", "lower",       "upper",   "sameas",    "==",       "!=",       "<",
+    "<=",          ">",           ">=",      "escaped"};
 
 constexpr std::array<std::string_view, 18> kTestsWithArgument = {
     "equalto", "eq",          "ne",     "lt", "lessthan", "gt", "greaterthan", "ge", "le",
@@ -872,11 +982,13 @@ constexpr std::array<std::string_view, 18> kTestsWithArgument = {
 constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
                                                         "raise_exception", "strftime_now"};
 
-constexpr std::array<std::string_view, 25> kStringMethods = {
-    "split",   "rsplit",  "strip",        "lstrip",      "rstrip",     "startswith", "endswith",
-    "replace", "upper",   "lower",        "title",       "capitalize", "find",       "rfind",
-    "count",   "join",    "isdigit",      "isalpha",     "isalnum",    "isspace",    "splitlines",
-    "islower", "isupper", "removeprefix", "removesuffix"};
+constexpr std::array<std::string_view, 32> kStringMethods = {
+    "partition",    "rpartition",  "zfill",   "center",     "ljust",   "rjust",
+    "swapcase",     "split",       "rsplit",  "strip",      "lstrip",  "rstrip",
+    "startswith",   "endswith",    "replace", "upper",      "lower",   "title",
+    "capitalize",   "find",        "rfind",   "count",      "join",    "isdigit",
+    "isalpha",      "isalnum",     "isspace", "splitlines", "islower", "isupper",
+    "removeprefix", "removesuffix"};
 constexpr std::array<std::string_view, 4> kDictMethods = {"items", "keys", "values", "get"};
 constexpr std::array<std::string_view, 2> kListMethods = {"index", "count"};
 constexpr std::array<std::string_view, 2> kLoopMethods = {"cycle", "changed"};
@@ -886,6 +998,57 @@ int64_t StringMethodCost(const std::string& name, const std::string& text) {
   if (name == "startswith" || name == "endswith") return kItemCost;
   if (name == "find" || name == "rfind" || name == "count" || name == "replace") return size;
   return size * kCodePointCost;
+}
+
+absl::StatusOr<Value> Partition(const Text& text, const std::string& name, const Arguments& args,
+                                Budget&) {
+  LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"sep"}, args));
+  LYNX_ASSIGN_OR_RETURN(const Text mark, TextOf(bound[0], "the separator"));
+  if (mark.size() == 0) return Bad("the separator is empty");
+  const bool from_right = name == "rpartition";
+  const std::string& bytes = text.bytes();
+  const size_t at = from_right ? bytes.rfind(mark.bytes()) : bytes.find(mark.bytes());
+  if (at == std::string::npos) {
+    if (from_right) return MakeList({Value(""), Value(""), Value(text)}, true);
+    return MakeList({Value(text), Value(""), Value("")}, true);
+  }
+  return MakeList(
+      {Value(text.Part(0, at)), Value(mark), Value(text.Part(at + mark.size(), bytes.size()))},
+      true);
+}
+
+absl::StatusOr<Value> Fill(const Text& text, const std::string& name, const Arguments& args,
+                           Budget& budget) {
+  const bool is_zfill = name == "zfill";
+  LYNX_ASSIGN_OR_RETURN(const Bound bound,
+                        Bind(name, is_zfill ? Params{"width"} : Params{"width", "fill"}, args));
+  if (!bound[0].has_value()) return Bad(name + "() needs a width");
+  LYNX_ASSIGN_OR_RETURN(const int64_t width, IntOf(bound[0], 0, "the width"));
+  std::string fill = is_zfill ? "0" : " ";
+  if (!is_zfill && bound[1].has_value()) {
+    LYNX_ASSIGN_OR_RETURN(fill, StringOf(bound[1], "what to fill with"));
+    if (CodePointCount(fill) != 1) return Bad("what to fill with must be one character");
+  }
+  const int side = name == "center" ? 0 : name == "ljust" ? -1 : 1;
+  // Zeros go behind a sign.
+  const bool has_sign =
+      is_zfill && (text.bytes().starts_with('-') || text.bytes().starts_with('+'));
+  Text out = text.Part(0, has_sign ? 1 : 0);
+  LYNX_ASSIGN_OR_RETURN(const Text padded,
+                        Pad(text.Part(has_sign ? 1 : 0, text.size()),
+                            has_sign && width > 0 ? width - 1 : width, fill, side, budget));
+  out.Append(padded);
+  return Value(std::move(out));
+}
+
+absl::StatusOr<std::string> SwapCase(const std::string& text) {
+  std::string out;
+  for (const std::string_view character : CodePoints(text)) {
+    const bool is_upper = HasOnlyCase(std::string(character), true);
+    LYNX_ASSIGN_OR_RETURN(const std::string mapped, MapCase(std::string(character), !is_upper));
+    out += mapped;
+  }
+  return out;
 }
 
 absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name,
@@ -917,6 +1080,10 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
       return Value(self.Part(0, text.size() - affix.size()));
     }
     return Value(self);
+  }
+  if (name == "partition" || name == "rpartition") return Partition(self, name, args, budget);
+  if (name == "zfill" || name == "center" || name == "ljust" || name == "rjust") {
+    return Fill(self, name, args, budget);
   }
   if (name == "replace") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"old", "new", "count"}));
@@ -960,6 +1127,10 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
   }
   if (name == "title") {
     LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, ""));
+    return Value(Text::From(self, std::move(out)));
+  }
+  if (name == "swapcase") {
+    LYNX_ASSIGN_OR_RETURN(std::string out, SwapCase(text));
     return Value(Text::From(self, std::move(out)));
   }
   if (name == "capitalize") {
@@ -1010,7 +1181,7 @@ absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
 }  // namespace
 
 bool IsKnownFilter(std::string_view name) {
-  return FindFilter(name) != nullptr || IsIn(kItemFilters, name);
+  return FindFilter(name) != nullptr || IsIn(kItemFilters, name) || name == "format";
 }
 bool IsKnownTest(std::string_view name) { return IsIn(kTests, name); }
 bool IsKnownFunction(std::string_view name) { return IsIn(kFunctions, name); }
@@ -1021,6 +1192,7 @@ bool IsKnownMethod(std::string_view name) {
 
 bool FilterTakesNamed(std::string_view filter, std::string_view argument) {
   if (filter == "map") return argument == "attribute" || argument == "default";
+  if (filter == "format") return true;
   const FilterEntry* entry = FindFilter(filter);
   return entry != nullptr && IsIn(entry->params, argument);
 }
@@ -1037,6 +1209,7 @@ absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, con
                                   Budget& budget) {
   LYNX_RETURN_IF_ERROR(budget.Spend(FilterCost(name, value)));
   if (IsIn(kItemFilters, name)) return ApplyItemFilter(name, value, args, budget);
+  if (name == "format") return FilterFormat(value, args, budget);
   const FilterEntry* entry = FindFilter(name);
   if (entry == nullptr) return Bad(absl::StrCat("unknown filter '", std::string(name), "'"));
   LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, entry->params, args));
@@ -1072,6 +1245,8 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
   }
   if (name == "callable") return value.callable() != nullptr || value.is_undefined();
   if (name == "escaped") return false;
+  if (name == "filter") return value.is_string() && IsKnownFilter(value.as_string());
+  if (name == "test") return value.is_string() && IsKnownTest(value.as_string());
   if (name == "lower" || name == "upper") {
     LYNX_RETURN_IF_ERROR(budget.Spend(value.weight() * kCodePointCost));
     LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
@@ -1133,8 +1308,8 @@ absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, con
 absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name) {
   if (object.is_undefined()) return object.UndefinedError();
   const auto method = [&] {
-    return Value(
-        std::make_shared<const Callable>(Callable{Callable::Kind::kMethod, name, object, nullptr}));
+    return Value(std::make_shared<const Callable>(
+        Callable{Callable::Kind::kMethod, name, object, nullptr, nullptr}));
   };
   if (object.ns() != nullptr) {
     const Value* found = object.ns()->fields.Find(name);
@@ -1160,9 +1335,8 @@ absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name)
     if (name == "first") return Value(index == 0);
     if (name == "last") return Value(index + 1 == count);
     if (name == "length") return Value(count);
-    // They count recursive loops, which are not supported.
-    if (name == "depth") return Value(int64_t{1});
-    if (name == "depth0") return Value(int64_t{0});
+    if (name == "depth") return Value(int64_t{loop->depth});
+    if (name == "depth0") return Value(int64_t{loop->depth} - 1);
     if (name == "previtem" && index > 0) return loop->items[loop->index - 1];
     if (name == "nextitem" && index + 1 < count) return loop->items[loop->index + 1];
     if (IsIn(kLoopMethods, name)) return method();

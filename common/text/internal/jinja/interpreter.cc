@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/text/internal/jinja/format.h"
 #include "common/text/internal/jinja/functions.h"
 #include "common/text/internal/jinja/lexer.h"
 
@@ -17,9 +18,14 @@ namespace {
 
 constexpr int kMaxDepth = 600;  // Of nested evaluations, macro calls included.
 constexpr size_t kMaxNamespaces = 4096;
+// What a call's statements take of that, besides their expressions.
+constexpr int kCallDepth = 8;
+constexpr char kCaller[] = "caller";
 constexpr int64_t kStepCost = 32;  // Of one evaluation, in bytes made in the same time.
 
 enum class Flow { kNext, kBreak, kContinue };
+
+}  // namespace
 
 // The variables of one block; looked up outwards through `parent`.
 struct Scope {
@@ -44,6 +50,8 @@ struct Scope {
     variables.emplace_back(name, std::move(value));
   }
 };
+
+namespace {
 
 absl::Status Bad(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
 
@@ -149,11 +157,22 @@ class Interpreter {
         return flow;
       }
       case Kind::kMacro:
-        scope.Set(
-            statement.macro->name,
-            Value(std::make_shared<const Callable>(Callable{
-                Callable::Kind::kMacro, statement.macro->name, Value(), statement.macro.get()})));
+        scope.Set(statement.macro->name, Value(std::make_shared<const Callable>(
+                                             Callable{Callable::Kind::kMacro, statement.macro->name,
+                                                      Value(), statement.macro.get(), nullptr})));
         return Flow::kNext;
+      case Kind::kCall: {
+        LYNX_ASSIGN_OR_RETURN(const Value callee, Evaluate(*statement.value->args[0], scope));
+        LYNX_ASSIGN_OR_RETURN(Arguments args, EvaluateArguments(*statement.value, scope));
+        LYNX_ASSIGN_OR_RETURN(auto closure, Snapshot(scope));
+        args.named.emplace_back(kCaller, Value(std::make_shared<const Callable>(
+                                             Callable{Callable::Kind::kMacro, kCaller, Value(),
+                                                      statement.macro.get(), std::move(closure)})));
+        LYNX_ASSIGN_OR_RETURN(const Value value, CallValue(callee, args));
+        LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+        LYNX_RETURN_IF_ERROR(Write(text, out));
+        return Flow::kNext;
+      }
       case Kind::kWith: {
         Scope inner;
         inner.parent = &scope;
@@ -176,8 +195,28 @@ class Interpreter {
     return Flow::kNext;
   }
 
+  // All variables between `scope` and the top level.
+  absl::StatusOr<std::shared_ptr<const std::vector<std::pair<std::string, Value>>>> Snapshot(
+      const Scope& scope) {
+    Scope all;
+    for (const Scope* from = &scope; from != nullptr && from != top_; from = from->parent) {
+      LYNX_RETURN_IF_ERROR(
+          budget_.Spend(kStepCost * static_cast<int64_t>(from->variables.size() + 1)));
+      for (const auto& [name, value] : from->variables) {
+        if (all.Find(name) == nullptr) all.variables.emplace_back(name, value);
+      }
+    }
+    return std::make_shared<const std::vector<std::pair<std::string, Value>>>(
+        std::move(all.variables));
+  }
+
   absl::StatusOr<Flow> ExecuteFor(const Statement& statement, Scope& scope, Text& out) {
     LYNX_ASSIGN_OR_RETURN(const Value iterated, Evaluate(*statement.value, scope));
+    return RunLoop(statement, iterated, 1, scope, out);
+  }
+
+  absl::StatusOr<Flow> RunLoop(const Statement& statement, const Value& iterated, int loop_depth,
+                               Scope& scope, Text& out) {
     LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, Iterate(iterated));
     LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size()) * kStepCost));
     if (statement.condition != nullptr) {
@@ -194,6 +233,19 @@ class Interpreter {
     if (items.empty()) return Execute(statement.else_body, scope, out);
     auto loop = std::make_shared<Loop>();
     loop->items = std::move(items);
+    loop->depth = loop_depth;
+    if (statement.recursive) {
+      loop->statement = &statement;
+      loop->scope = &scope;
+    }
+    const absl::StatusOr<Flow> flow = RunItems(statement, loop, scope, out);
+    loop->statement = nullptr;
+    loop->scope = nullptr;
+    return flow;
+  }
+
+  absl::StatusOr<Flow> RunItems(const Statement& statement, const std::shared_ptr<Loop>& loop,
+                                Scope& scope, Text& out) {
     for (; loop->index < loop->items.size(); ++loop->index) {
       Scope inner;
       inner.parent = &scope;
@@ -269,7 +321,7 @@ class Interpreter {
         if (found != nullptr) return *found;
         if (IsKnownFunction(expr.text)) {
           return Value(std::make_shared<const Callable>(
-              Callable{Callable::Kind::kFunction, expr.text, Value(), nullptr}));
+              Callable{Callable::Kind::kFunction, expr.text, Value(), nullptr, nullptr}));
         }
         return Value::MakeUndefined("'" + expr.text + "'");
       }
@@ -424,6 +476,10 @@ class Interpreter {
       LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size()) * 16));
       return MakeList(std::move(items), left.list()->is_tuple);
     }
+    if (op == "%" && left.is_string()) {
+      LYNX_ASSIGN_OR_RETURN(Text text, FormatPercent(left.as_text(), right, budget_));
+      return Value(std::move(text));
+    }
     if (op == "*") {
       const auto repeatable = [](const Value& v) { return v.is_string() || v.list() != nullptr; };
       if (repeatable(left) && right.is_integral()) return Repeat(left, right.as_int());
@@ -535,6 +591,24 @@ class Interpreter {
   absl::StatusOr<Value> Call(const Expr& expr, const Scope& scope) {
     LYNX_ASSIGN_OR_RETURN(const Value callee, Evaluate(*expr.args[0], scope));
     LYNX_ASSIGN_OR_RETURN(const Arguments args, EvaluateArguments(expr, scope));
+    return CallValue(callee, args);
+  }
+
+  // Runs a recursive loop again, on other items.
+  absl::StatusOr<Value> CallLoop(const Loop& loop, const Arguments& args) {
+    if (loop.statement == nullptr) return Bad("only a recursive loop can be called, while it runs");
+    if (args.positional.size() != 1 || !args.named.empty()) return Bad("loop() takes one value");
+    depth_ += kCallDepth;
+    Text out;
+    const absl::Status status =
+        RunLoop(*loop.statement, args.positional[0], loop.depth + 1, *loop.scope, out).status();
+    depth_ -= kCallDepth;
+    LYNX_RETURN_IF_ERROR(status);
+    return Value(std::move(out));
+  }
+
+  absl::StatusOr<Value> CallValue(const Value& callee, const Arguments& args) {
+    if (const Loop* loop = callee.loop()) return CallLoop(*loop, args);
     const Callable* callable = callee.callable();
     if (callable == nullptr) {
       if (callee.is_undefined()) return callee.UndefinedError();
@@ -544,26 +618,39 @@ class Interpreter {
       case Callable::Kind::kMethod:
         return CallMethod(callable->self, callable->name, args, budget_);
       case Callable::Kind::kMacro:
-        return CallMacro(*callable->macro, args);
+        return CallMacro(*callable, args);
       case Callable::Kind::kFunction:
         return CallFunction(callable->name, args);
     }
     return Value();
   }
 
-  absl::StatusOr<Value> CallMacro(const Macro& macro, const Arguments& args) {
+  absl::StatusOr<Value> CallMacro(const Callable& callable, const Arguments& args) {
+    const Macro& macro = *callable.macro;
     if (args.positional.size() > macro.parameters.size()) {
       return Bad("macro '" + macro.name + "' takes at most " +
                  std::to_string(macro.parameters.size()) + " arguments");
     }
+    Scope outer;
+    outer.parent = top_;
+    if (callable.closure != nullptr) {
+      LYNX_RETURN_IF_ERROR(
+          budget_.Spend(kStepCost * static_cast<int64_t>(callable.closure->size())));
+      outer.variables = *callable.closure;
+    }
     Scope scope;
-    scope.parent = top_;
+    scope.parent = &outer;
+    if (macro.takes_caller) scope.Set(kCaller, Value::MakeUndefined("'caller'"));
     std::vector<std::optional<Value>> given(macro.parameters.size());
     for (size_t i = 0; i < args.positional.size(); ++i) given[i] = args.positional[i];
     for (const auto& argument : args.named) {
       const auto parameter =
           std::find_if(macro.parameters.begin(), macro.parameters.end(),
                        [&](const Macro::Parameter& p) { return p.name == argument.first; });
+      if (parameter == macro.parameters.end() && argument.first == kCaller && macro.takes_caller) {
+        scope.Set(kCaller, argument.second);
+        continue;
+      }
       if (parameter == macro.parameters.end()) {
         return Bad("macro '" + macro.name + "' has no argument '" + argument.first + "'");
       }
@@ -580,10 +667,10 @@ class Interpreter {
       scope.Set(parameter.name, std::move(value));
     }
     // A macro's statements evaluate on top of the caller's stack.
-    depth_ += 8;
+    depth_ += kCallDepth;
     Text out;
     const absl::Status status = Execute(macro.body, scope, out).status();
-    depth_ -= 8;
+    depth_ -= kCallDepth;
     LYNX_RETURN_IF_ERROR(status);
     return Value(std::move(out));
   }

@@ -140,6 +140,7 @@ class Parser {
     if (tag == "macro") return ParseMacro(out);
     if (tag == "filter") return ParseFilterBlock(out);
     if (tag == "with") return ParseWith(out);
+    if (tag == "call") return ParseCallBlock(out);
     if (tag == "generation") {
       Advance();
       out.kind = Statement::Kind::kScope;
@@ -167,7 +168,8 @@ class Parser {
     if (AcceptName("if")) {
       LYNX_ASSIGN_OR_RETURN(out.condition, ParseExpression());
     }
-    if (IsName("recursive")) return Error("'for ... recursive' is not supported");
+    out.recursive = AcceptName("recursive");
+    if (out.recursive) assigned_.insert("loop");
     LYNX_RETURN_IF_ERROR(ExpectBlockEnd());
     ++loop_depth_;
     LYNX_ASSIGN_OR_RETURN(out.body, ParseBody({"else", "endfor"}));
@@ -231,27 +233,64 @@ class Parser {
     out.macro = std::make_unique<Macro>();
     LYNX_ASSIGN_OR_RETURN(out.macro->name, ExpectName());
     const std::set<std::string> outer = assigned_;
+    assigned_.insert("caller");
+    LYNX_RETURN_IF_ERROR(ParseParameters(*out.macro));
+    LYNX_RETURN_IF_ERROR(ExpectBlockEnd());
+    in_macro_ = true;
+    names_caller_ = false;
+    LYNX_ASSIGN_OR_RETURN(out.macro->body, ParseBody({"endmacro"}));
+    out.macro->takes_caller = names_caller_;
+    in_macro_ = false;
+    Advance();
+    if (Now().kind == Kind::kName) Advance();  // The macro's name may be repeated.
+    assigned_ = outer;
+    return ExpectBlockEnd();
+  }
+
+  absl::Status ParseParameters(Macro& macro) {
     LYNX_RETURN_IF_ERROR(Expect("("));
     while (!Accept(")")) {
-      if (!out.macro->parameters.empty()) LYNX_RETURN_IF_ERROR(Expect(","));
+      if (!macro.parameters.empty()) LYNX_RETURN_IF_ERROR(Expect(","));
       if (Accept(")")) break;
       Macro::Parameter parameter;
       LYNX_ASSIGN_OR_RETURN(parameter.name, ExpectName());
       assigned_.insert(parameter.name);
       if (Accept("=")) {
         LYNX_ASSIGN_OR_RETURN(parameter.fallback, ParseExpression());
-      } else if (!out.macro->parameters.empty() && out.macro->parameters.back().fallback) {
+      } else if (!macro.parameters.empty() && macro.parameters.back().fallback) {
         return Error("a parameter without default follows one with a default");
       }
-      out.macro->parameters.push_back(std::move(parameter));
+      macro.parameters.push_back(std::move(parameter));
     }
-    LYNX_RETURN_IF_ERROR(ExpectBlockEnd());
-    in_macro_ = true;
-    LYNX_ASSIGN_OR_RETURN(out.macro->body, ParseBody({"endmacro"}));
-    in_macro_ = false;
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseCallBlock(Statement& out) {
     Advance();
-    if (Now().kind == Kind::kName) Advance();  // The macro's name may be repeated.
+    out.kind = Statement::Kind::kCall;
+    out.macro = std::make_unique<Macro>();
+    out.macro->name = "caller";
+    const std::set<std::string> outer = assigned_;
+    std::set<std::string> inner = assigned_;
+    if (IsOperator("(")) {
+      LYNX_RETURN_IF_ERROR(ParseParameters(*out.macro));
+      inner = assigned_;
+      assigned_ = outer;
+    }
+    LYNX_ASSIGN_OR_RETURN(out.value, ParseExpression());
+    if (out.value->kind != Expr::Kind::kCall) return Error("expected a call");
+    LYNX_RETURN_IF_ERROR(ExpectBlockEnd());
+    assigned_ = std::move(inner);
+    const int loops = loop_depth_;
+    loop_depth_ = 0;  // A loop outside cannot be left from here.
+    const bool names_caller = names_caller_;
+    names_caller_ = false;
+    LYNX_ASSIGN_OR_RETURN(out.macro->body, ParseBody({"endcall"}));
+    out.macro->takes_caller = names_caller_;  // Its own, not that of a macro around it.
+    names_caller_ = names_caller;
+    loop_depth_ = loops;
     assigned_ = outer;
+    Advance();
     return ExpectBlockEnd();
   }
 
@@ -528,6 +567,7 @@ class Parser {
         if (token.text == "true" || token.text == "True") return Constant(true);
         if (token.text == "false" || token.text == "False") return Constant(false);
         if (token.text == "none" || token.text == "None") return Constant(None{});
+        if (token.text == "caller") names_caller_ = true;
         return Make(Expr::Kind::kName, token.line, {}, token.text);
       }
       case Kind::kString: {
@@ -765,6 +805,7 @@ class Parser {
   int loop_depth_ = 0;
   int recursion_ = 0;
   bool in_macro_ = false;
+  bool names_caller_ = false;       // The macro that is being read does.
   std::set<std::string> assigned_;  // Names that the template gives a value, so may be called.
 };
 

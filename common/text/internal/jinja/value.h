@@ -132,6 +132,8 @@ struct Namespace {
 };
 
 struct Macro;
+struct Scope;
+struct Statement;
 
 // A function that a template can name: a global one, a method bound to its object, or a macro.
 struct Callable {
@@ -140,6 +142,8 @@ struct Callable {
   std::string name;
   Value self;                    // Of a method.
   const Macro* macro = nullptr;  // Owned by the template.
+  // The variables that the body of a call block sees, besides those of the top level.
+  std::shared_ptr<const std::vector<std::pair<std::string, Value>>> closure;
 };
 
 // The `loop` variable of a for block.
@@ -147,6 +151,10 @@ struct Loop {
   std::vector<Value> items;
   size_t index = 0;
   std::optional<Value> last_changed;  // What loop.changed() was given last.
+  int depth = 1;                      // Of a recursive loop.
+  // Of a recursive loop while it runs: what loop() runs again.
+  const Statement* statement = nullptr;
+  Scope* scope = nullptr;
 };
 
 // InvalidArgument when it would nest too deep.
