@@ -39,9 +39,9 @@ absl::Status Validate(const PagedAttentionArgs& args) {
     return absl::InvalidArgumentError("PagedAttention: compute dtype must be f32 or bf16");
   }
   for (int64_t r = 0; r < args.row_count; ++r) {
-    if (args.rows[r].position < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("PagedAttention: position ", args.rows[r].position, " of row ", r));
+    if (args.rows[r].first < 0 || args.rows[r].position < args.rows[r].first) {
+      return absl::InvalidArgumentError(absl::StrCat("PagedAttention: tokens [", args.rows[r].first,
+                                                     ", ", args.rows[r].position, "] of row ", r));
     }
   }
   return absl::OkStatus();
@@ -55,9 +55,11 @@ std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
     const int64_t queries = (end - begin) * group;
     for (int64_t first = 0; first < queries; first += kTileQueries) {
       const int64_t last = std::min(first + kTileQueries, queries) - 1;
-      int32_t position = 0;
+      int32_t first_token = args.rows[begin + first / group].first;
+      int32_t last_token = 0;
       for (int64_t i = first / group; i <= last / group; ++i) {
-        position = std::max(position, args.rows[begin + i].position);
+        first_token = std::min(first_token, args.rows[begin + i].first);
+        last_token = std::max(last_token, args.rows[begin + i].position);
       }
       const int64_t count = last - first + 1;
       const bool one_row = first / group == last / group;
@@ -65,7 +67,8 @@ std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
       tiles.push_back({.row = begin + first / group,
                        .first = first % group,
                        .queries = static_cast<int32_t>(count),
-                       .splits = position / kSplitTokens + 1,
+                       .first_split = first_token / kSplitTokens,
+                       .splits = last_token / kSplitTokens + 1 - first_token / kSplitTokens,
                        .heads_together = static_cast<int32_t>(heads_together)});
     }
   }
@@ -125,7 +128,9 @@ void RunItems(const PagedAttentionArgs& args, const ExecContext& ctx) {
       const int32_t split_end = std::min(split + shape.splits, tile.splits);
       for (int64_t head = 0; head < args.kv_heads; head += shape.heads) {
         const int64_t head_end = std::min(head + shape.heads, args.kv_heads);
-        items.push_back({&tile, {head, head_end, split, split_end}, sums});
+        items.push_back({&tile,
+                         {head, head_end, tile.first_split + split, tile.first_split + split_end},
+                         sums});
       }
     }
     if (sums == nullptr) continue;

@@ -8,9 +8,9 @@ namespace lynx::kernels {
 
 // y overlaps nothing else. KV after a row's position never counts, so it may hold anything.
 //
-// Numerics: scores, softmax and sums in float32, in splits of 256 tokens at fixed positions which are
-// merged in order. A row's bits depend on its q, its position and the values of its KV: not on block
-// ids, on other rows, on threads, or on whether rows are prompt or generated tokens. For
+// Numerics: scores, softmax and sums in float32, in splits of 256 tokens at fixed positions which
+// are merged in order. A row's bits depend on its q, its position and the values of its KV: not on
+// block ids, on other rows, on threads, or on whether rows are prompt or generated tokens. For
 // unit-variance inputs kCpu agrees with kReference to within 1e-5 of the largest |V|; with bf16
 // compute to within 1e-2, as y is rounded, and where KV is bf16, too, and the instruction set has
 // products of such numbers, so are q and the softmax weights. NaN or Inf in a row or its KV stays

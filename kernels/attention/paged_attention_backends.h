@@ -19,8 +19,9 @@ inline constexpr int kTileQueries = 32;
 struct AttentionTile {
   int64_t row = 0;
   int64_t first = 0;
-  int32_t queries = 0;  // [1, kTileQueries]
-  int32_t splits = 0;   // Those that any of its queries attends to.
+  int32_t queries = 0;      // [1, kTileQueries]
+  int32_t first_split = 0;  // Those that any of its queries attends to ...
+  int32_t splits = 0;       // ... are this many, from that one on.
   // KV heads to take together, so that a block is read in one piece: as many as have room with
   // their queries, one where queries of several rows do not all see the same tokens.
   int32_t heads_together = 0;
@@ -49,7 +50,8 @@ void PagedAttentionReference(const PagedAttentionArgs& args);
 // The bodies with bf16 products take bf16 KV, bf16 compute and a head_dim that is a multiple of 32.
 //
 // Writes y where `sums` is null: the item then holds all splits of the tile. Else writes the sums
-// of each of its splits and KV heads to sums[(head * splits + split) * queries + query].
+// of each of its splits and KV heads to
+// sums[(head * splits + split - first_split) * queries + query].
 LYNX_BF16_KERNEL_BODY(void, PagedAttentionItem, const PagedAttentionArgs& args,
                       const AttentionTile& tile, const AttentionItem& item, AttentionSums* sums)
 // Writes y of one KV head of a tile from the sums of all its splits, [split][query], which it

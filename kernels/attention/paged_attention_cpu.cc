@@ -15,31 +15,49 @@ namespace {
 struct Query {
   int64_t row;
   int64_t head;  // Within the query heads of a KV head.
-  int32_t position;
+  int32_t first, position;
 };
 
 Query QueryAt(const PagedAttentionArgs& args, const AttentionTile& tile, int i) {
   const int64_t group = args.heads / args.kv_heads;
   const int64_t row = tile.row + (tile.first + i) / group;
-  return {.row = row, .head = (tile.first + i) % group, .position = args.rows[row].position};
+  return {.row = row,
+          .head = (tile.first + i) % group,
+          .first = args.rows[row].first,
+          .position = args.rows[row].position};
 }
 
-// Tokens of a split that a query attends to.
-int Visible(int32_t position, int32_t split) {
-  const int32_t left = position + 1 - split * kSplitTokens;
-  return left < 0 ? 0 : left < kSplitTokens ? left : kSplitTokens;
+// Tokens [begin, end) of a split that a query attends to; {0, 0} if none.
+struct Visible {
+  int begin, end;
+};
+
+Visible VisibleIn(const Query& query, int32_t split) {
+  const int32_t start = split * kSplitTokens;
+  const int32_t begin = query.first > start ? query.first - start : 0;
+  const int32_t left = query.position + 1 - start;
+  const int32_t end = left < kSplitTokens ? left : kSplitTokens;
+  return begin < end ? Visible{begin, end} : Visible{0, 0};
+}
+
+Visible Union(Visible a, Visible b) {
+  if (a.end == 0 || b.end == 0) return a.end == 0 ? b : a;
+  return {a.begin < b.begin ? a.begin : b.begin, a.end > b.end ? a.end : b.end};
 }
 
 int BlocksOf(int tokens) { return (tokens + kLanes - 1) / kLanes; }
 
 template <typename T>
 SplitKv<T> Locate(const PagedAttentionArgs& args, const AttentionTile& tile, int64_t kv_head,
-                  int32_t split, int tokens) {
+                  int32_t split, Visible visible) {
   SplitKv<T> kv;
-  kv.blocks = BlocksOf(tokens);
+  kv.blocks = BlocksOf(visible.end);
   kv.head_elements = kAttentionBlockTokens * args.head_dim;
+  const int first = visible.begin / kLanes;
   for (int b = 0; b < kv.blocks; ++b) {
-    const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + b];
+    // Tokens before the first have weight zero: any block will do for them.
+    const int at = b < first ? first : b;
+    const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + at];
     const auto* base = reinterpret_cast<const T*>(args.kv + block * args.block_stride_bytes);
     kv.k[b] = base + kv_head * kv.head_elements;
     kv.v[b] = base + (args.kv_heads + kv_head) * kv.head_elements;
@@ -60,19 +78,22 @@ bool FiniteValues(const SplitKv<T>& kv, int begin, int end, int64_t head_dim) {
   return ReduceAdd(zero) == 0;
 }
 
-// From the scores of `visible` tokens to their weights, and zeros for the other tokens of `blocks`
+// From the scores of visible tokens to their weights, and zeros for the other tokens of `blocks`
 // rounded up to even: bf16 products walk two blocks at a time.
 template <typename Weight>
-void Weigh(float* scores, float scale, int visible, int blocks, Weight* weights,
+void Weigh(float* scores, float scale, Visible visible, int blocks, Weight* weights,
            AttentionSums* sums) {
-  const int seen = BlocksOf(visible);
+  const int seen = BlocksOf(visible.end);
   F32x16 largest = Set1(-__builtin_inff());
   for (int b = 0; b < seen; ++b) {
     F32x16 score = Mul(Load(scores + b * kLanes), Set1(scale));
     Store(scores + b * kLanes, score);
-    if ((b + 1) * kLanes > visible) {
-      for (int t = visible; t < (b + 1) * kLanes; ++t) scores[t] = -__builtin_inff();
-      score = Load(scores + b * kLanes);
+    const int begin = b * kLanes, end = begin + kLanes;
+    if (begin < visible.begin || end > visible.end) {
+      for (int t = begin; t < end; ++t) {
+        if (t < visible.begin || t >= visible.end) scores[t] = -__builtin_inff();
+      }
+      score = Load(scores + begin);
     }
     largest = Max(largest, score);
   }
@@ -100,6 +121,31 @@ void Merge(AttentionSums* sums, const AttentionSums& next, int64_t head_dim) {
   sums->largest = largest;
 }
 
+// Gives `sums`, a query's, those of `split` besides those of the splits before.
+void AddSplit(const Query& query, int32_t split, const AttentionSums& of_split, int64_t head_dim,
+              AttentionSums* sums) {
+  if (VisibleIn(query, split).end == 0) return;
+  if (split == query.first / kSplitTokens) {
+    *sums = of_split;
+  } else {
+    Merge(sums, of_split, head_dim);
+  }
+}
+
+// Adds the weight of a token of that score which has no value.
+void AddSink(AttentionSums* sums, float score, int64_t head_dim) {
+  const float largest = score > sums->largest ? score : sums->largest;
+  const F32x16 decay = Exp(Set1(sums->largest - largest));
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    Store(sums->sum + d, Mul(Load(sums->sum + d), decay));
+  }
+  Store(sums->total, Mul(Load(sums->total), decay));
+  alignas(64) float weight[kLanes];
+  Store(weight, Exp(Set1(score - largest)));
+  sums->total[0] += weight[0];
+  sums->largest = largest;
+}
+
 inline F32x16 Rounded(const float*, F32x16 a) { return a; }
 inline F32x16 Rounded(const Bf16*, F32x16 a) { return RoundBf16(a); }
 
@@ -117,8 +163,9 @@ void FinishTo(Out* y, const AttentionSums& sums, int64_t head_dim) {
 }
 
 void Finish(const PagedAttentionArgs& args, const Query& query, int64_t kv_head,
-            const AttentionSums& sums) {
+            AttentionSums& sums) {
   const int64_t head = kv_head * (args.heads / args.kv_heads) + query.head;
+  if (args.sinks != nullptr) AddSink(&sums, args.sinks[head], args.head_dim);
   const int64_t place = query.row * args.y_stride + head * args.head_dim;
   if (args.compute_dtype == DType::kBf16) {
     FinishTo(static_cast<Bf16*>(args.y) + place, sums, args.head_dim);
@@ -147,6 +194,7 @@ class ItemRun {
   using Weight = typename Products::Weight;
 
   void RunHeads(int64_t begin, int64_t end, AttentionSums* sums) {
+    first_head_ = begin;
     heads_ = static_cast<int>(end - begin);
     for (int64_t head = begin; head < end; ++head) {
       const int64_t first_head = head * (args_.heads / args_.kv_heads);
@@ -166,16 +214,15 @@ class ItemRun {
         next = LocateSplit(end, item_.split_begin);
       }
       if (sums != nullptr) {
-        SumSplit(kv, split, next, sums + (begin * tile_.splits + split) * tile_.queries,
+        SumSplit(kv, split, next,
+                 sums + (begin * tile_.splits + split - tile_.first_split) * tile_.queries,
                  int64_t{tile_.splits} * tile_.queries);
-      } else if (split == 0) {
+      } else if (split == tile_.first_split) {
         SumSplit(kv, split, next, sums_, tile_.queries);
       } else {
         SumSplit(kv, split, next, split_sums_, tile_.queries);
         for (int i = 0; i < heads_ * tile_.queries; ++i) {
-          if (Visible(queries_[i % tile_.queries].position, split) > 0) {
-            Merge(&sums_[i], split_sums_[i], args_.head_dim);
-          }
+          AddSplit(queries_[i % tile_.queries], split, split_sums_[i], args_.head_dim, &sums_[i]);
         }
       }
       kv = next;
@@ -187,38 +234,39 @@ class ItemRun {
   }
 
   SplitKv<Kv> LocateSplit(int64_t head, int32_t split) const {
-    int most = 0;
-    for (int i = 0; i < tile_.queries; ++i) {
-      const int visible = Visible(queries_[i].position, split);
-      most = visible > most ? visible : most;
-    }
-    return Locate<Kv>(args_, tile_, head, split, most);
+    Visible all = VisibleIn(queries_[0], split);
+    for (int i = 1; i < tile_.queries; ++i) all = Union(all, VisibleIn(queries_[i], split));
+    return Locate<Kv>(args_, tile_, head, split, all);
   }
 
   void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next, AttentionSums* sums,
                 int64_t sums_stride) {
-    int visible[kTileQueries];
-    int fewest = kSplitTokens, most = 0;
+    Visible visible[kTileQueries];
+    Visible all{0, 0};
+    int latest_begin = 0, earliest_end = kSplitTokens;
     for (int i = 0; i < tile_.queries; ++i) {
-      visible[i] = Visible(queries_[i].position, split);
-      fewest = visible[i] < fewest ? visible[i] : fewest;
-      most = visible[i] > most ? visible[i] : most;
+      visible[i] = VisibleIn(queries_[i], split);
+      all = Union(all, visible[i]);
+      latest_begin = visible[i].begin > latest_begin ? visible[i].begin : latest_begin;
+      earliest_end = visible[i].end < earliest_end ? visible[i].end : earliest_end;
     }
     // A token that one query attends to and another must not see takes part with weight zero, which
     // changes nothing unless its V is no number. Queries of several rows come with one head alone.
-    if (FiniteValues(kv, fewest, most, args_.head_dim)) {
-      SumQueries(kv, visible, tile_.queries, most, next, sums, sums_stride);
+    if (FiniteValues(kv, earliest_end, all.end, args_.head_dim) &&
+        FiniteValues(kv, all.begin, latest_begin, args_.head_dim)) {
+      SumQueries(kv, visible, tile_.queries, all.end, next, sums, sums_stride);
       return;
     }
     for (int i = 0; i < tile_.queries; ++i) {
       products_.SetQueries(q_ + i, 1, 1);
-      SumQueries(kv, visible + i, 1, visible[i], {}, sums + i, 1);
+      SumQueries(Locate<Kv>(args_, tile_, first_head_, split, visible[i]), visible + i, 1,
+                 visible[i].end, {}, sums + i, 1);
     }
     products_.SetQueries(q_, 1, tile_.queries);
   }
 
   // Of the `count` queries a head of products_.
-  void SumQueries(const SplitKv<Kv>& kv, const int* visible, int count, int tokens,
+  void SumQueries(const SplitKv<Kv>& kv, const Visible* visible, int count, int tokens,
                   const SplitKv<Kv>& next, AttentionSums* sums, int64_t sums_stride) {
     products_.Scores(kv, scores_);
     const int blocks_ahead = BlocksAhead(count);
@@ -240,6 +288,7 @@ class ItemRun {
   const AttentionTile& tile_;
   const AttentionItem& item_;
   Query queries_[kTileQueries];
+  int64_t first_head_ = 0;
   int heads_ = 0;                 // Whose queries products_ has, ...
   const float* q_[kTileQueries];  // ... [head][query]; so are all below.
   Products products_;
@@ -268,8 +317,9 @@ void PagedAttentionMerge(const PagedAttentionArgs& args, const AttentionTile& ti
                          AttentionSums* sums) {
   for (int i = 0; i < tile.queries; ++i) {
     const Query query = QueryAt(args, tile, i);
-    for (int32_t split = 1; Visible(query.position, split) > 0; ++split) {
-      Merge(&sums[i], sums[split * tile.queries + i], args.head_dim);
+    for (int32_t split = 1; split < tile.splits; ++split) {
+      AddSplit(query, tile.first_split + split, sums[split * tile.queries + i], args.head_dim,
+               &sums[i]);
     }
     Finish(args, query, kv_head, sums[i]);
   }

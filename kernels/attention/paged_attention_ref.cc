@@ -29,20 +29,20 @@ void PagedAttentionReference(const PagedAttentionArgs& args) {
       const int64_t g = h / (args.heads / args.kv_heads);
       const float* q = args.q + r * args.q_stride + h * args.head_dim;
       std::vector<double> scores;
-      double largest = -INFINITY;
-      for (int32_t t = 0; t <= row.position; ++t) {
+      double largest = args.sinks == nullptr ? -INFINITY : args.sinks[h];
+      for (int32_t t = row.first; t <= row.position; ++t) {
         double dot = 0;
         for (int64_t d = 0; d < args.head_dim; ++d)
           dot += q[d] * Element(args, row, t, false, g, d);
         scores.push_back(dot * args.scale);
         largest = std::fmax(largest, scores.back());
       }
-      double total = 0;
+      double total = args.sinks == nullptr ? 0 : std::exp(args.sinks[h] - largest);
       for (double& score : scores) total += score = std::exp(score - largest);
       for (int64_t d = 0; d < args.head_dim; ++d) {
         double sum = 0;
-        for (int32_t t = 0; t <= row.position; ++t) {
-          sum += scores[static_cast<size_t>(t)] * Element(args, row, t, true, g, d);
+        for (int32_t t = row.first; t <= row.position; ++t) {
+          sum += scores[static_cast<size_t>(t - row.first)] * Element(args, row, t, true, g, d);
         }
         const float y = static_cast<float>(sum / total);
         const int64_t at = r * args.y_stride + h * args.head_dim + d;

@@ -34,6 +34,7 @@ struct Problem {
   DType compute = DType::kF32;
   std::vector<std::byte> arena = {};
   int64_t stride = 0;
+  std::vector<float> sinks = {};
 
   int64_t width() const { return heads * head_dim; }
   int64_t ElementsPerBlock() const { return 2 * kv_heads * 16 * head_dim; }
@@ -81,7 +82,8 @@ struct Problem {
                         .block_stride_bytes = stride,
                         .kv_dtype = dtype,
                         .compute_dtype = compute,
-                        .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)))},
+                        .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim))),
+                        .sinks = sinks.empty() ? nullptr : sinks.data()},
                        ctx);
     EXPECT_TRUE(status.ok()) << status;
     return Decode(y, compute);
@@ -109,6 +111,21 @@ TEST_P(PagedAttentionTest, MatchesAHandComputedPair) {
   p.Set(0, 17, 20.0f);
   const int32_t block = 0;
   EXPECT_NEAR(p.Run({1}, {{&block, 1}}, GetParam())[0], 17.5, 1e-5);
+}
+
+// The same after a token that is out of sight, with a sink of score ln 4: weights 1/8, 3/8 and 1/2.
+TEST_P(PagedAttentionTest, WindowsAndSinksMatchAHandComputedPair) {
+  Problem p{.heads = 1, .kv_heads = 1, .head_dim = 1, .dtype = DType::kF32};
+  p.FillArena(1);
+  for (int64_t t = 0; t < 2; ++t) p.Set(0, t, 50.0f);
+  p.Set(0, 2, 0.0f);
+  p.Set(0, 3, std::log(3.0f));
+  p.Set(0, 16 + 2, 10.0f);
+  p.Set(0, 16 + 3, 20.0f);
+  p.sinks = {std::log(4.0f)};
+  const int32_t block = 0;
+  const AttentionRow row{.blocks = &block, .position = 3, .first = 2};
+  EXPECT_NEAR(p.Run({1}, {row}, GetParam())[0], 8.75, 1e-5);
 }
 
 // Block tables of sequences as long as they come here, and shorter ones.
@@ -209,6 +226,42 @@ TEST_P(PagedAttentionTest, ARowsBitsDependOnItsOwnSequenceAlone) {
               << ", KV " << Name(types.kv) << ", compute " << Name(types.compute);
         }
       }
+    }
+  }
+}
+
+// A window of 100 tokens slides over blocks and splits, then chunks of 64 do, with sinks: as the
+// reference has it, with the same bits alone and in chunks, and whatever lies in blocks before.
+TEST_P(PagedAttentionTest, WindowsAreExactAndLeaveBlocksBeforeThemAlone) {
+  ThreadTeam team(3);
+  ExecContext threaded = GetParam();
+  threaded.team = &team;
+  const auto blocks = Blocks(3);
+  std::vector<AttentionRow> rows;
+  for (int32_t i = 90; i < 130; ++i) rows.push_back({blocks.data(), i, std::max(0, i - 99)});
+  for (int32_t i = 240; i < 370; ++i) rows.push_back({blocks.data(), i, i - 99});
+  for (int32_t i : {511, 512, 767}) rows.push_back({blocks.data(), i, i - 99});
+  for (int32_t i = 120; i < 140; ++i) rows.push_back({blocks.data(), i, i / 64 * 64});
+  for (int32_t i : {700, 703, 704}) rows.push_back({blocks.data(), i, i / 64 * 64});
+  for (const Types& types : kTypes) {
+    for (int64_t group : {1, 3}) {
+      Problem p{.heads = 2 * group, .kv_heads = 2, .dtype = types.kv, .compute = types.compute};
+      p.FillArena(13);
+      p.sinks = RandomNormal(static_cast<size_t>(p.heads), 41);
+      const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 17);
+      const auto want = p.Run(q, rows, Reference());
+      const auto all = p.Run(q, rows, threaded);
+      for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], want[i], Bound(p)) << i;
+      for (size_t chunk : {1u, 7u, 64u}) {
+        ASSERT_EQ(BitsOf(RunInChunks(p, q, rows, chunk, GetParam())), BitsOf(all))
+            << "chunks of " << chunk << ", group " << group << ", KV " << Name(types.kv);
+      }
+      const auto late = std::vector<AttentionRow>(rows.begin() + 171, rows.begin() + 173);
+      const std::vector<float> late_q(q.begin() + 171 * p.width(), q.begin() + 173 * p.width());
+      const auto before = p.Run(late_q, late, GetParam());
+      // Their first tokens are 413 and 668; what they do not see may be of anybody's.
+      for (size_t b = 0; b < 413 / 16; ++b) p.Poison(blocks[b], 0);
+      EXPECT_EQ(BitsOf(p.Run(late_q, late, GetParam())), BitsOf(before));
     }
   }
 }
@@ -397,6 +450,11 @@ TEST_P(PagedAttentionTest, RefusesWhatItCannotRun) {
   bad = good;
   bad.head_dim = kMaxHeadDim + 1;
   bad.q_stride = bad.y_stride = 4096;
+  EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  const AttentionRow backwards{.position = 3, .first = 4};
+  bad = good;
+  bad.row_count = 1;
+  bad.rows = &backwards;
   EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
   bad = good;
   bad.kv_dtype = DType::kF16;
