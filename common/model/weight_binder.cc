@@ -55,7 +55,7 @@ const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int6
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in) {
   const Tensor* tensor = Take(name, {out, in});
   if (tensor == nullptr) return {};
-  return packer_.Add(tensor->data.data(), tensor->dtype, out, in);
+  return packer_.Add(PlainRows(tensor->data.data(), tensor->dtype, out, in));
 }
 
 std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {
@@ -87,9 +87,10 @@ ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, i
                         std::string(Name(up->dtype))));
     return {};
   }
-  return {.gate_up = packer_.AddGateUp(gate->data.data(), up->data.data(), gate->dtype,
-                                       intermediate, hidden),
-          .down = packer_.Add(down->data.data(), down->dtype, hidden, intermediate)};
+  return {
+      .gate_up = packer_.AddGateUp(PlainRows(gate->data.data(), gate->dtype, intermediate, hidden),
+                                   PlainRows(up->data.data(), up->dtype, intermediate, hidden)),
+      .down = packer_.Add(PlainRows(down->data.data(), down->dtype, hidden, intermediate))};
 }
 
 std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_up_name,
@@ -121,9 +122,39 @@ ExpertWeights WeightBinder::AddFusedMlp(const Tensor& gate_up, const Tensor& dow
     return tensor.data.data() +
            third * intermediate * hidden * static_cast<int64_t>(SizeOf(tensor.dtype));
   };
-  return {.gate_up = packer_.AddGateUp(part(gate_up, 2 * index), part(gate_up, 2 * index + 1),
-                                       gate_up.dtype, intermediate, hidden),
-          .down = packer_.Add(part(down, index), down.dtype, hidden, intermediate)};
+  return {.gate_up = packer_.AddGateUp(
+              PlainRows(part(gate_up, 2 * index), gate_up.dtype, intermediate, hidden),
+              PlainRows(part(gate_up, 2 * index + 1), gate_up.dtype, intermediate, hidden)),
+          .down = packer_.Add(PlainRows(part(down, index), down.dtype, hidden, intermediate))};
+}
+
+std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& gate_up_name,
+                                                            const std::string& down_name,
+                                                            int64_t experts, int64_t hidden,
+                                                            int64_t intermediate,
+                                                            bool interleaved) {
+  const int64_t width = 2 * intermediate;
+  const Tensor* gate_up = Take(gate_up_name, {experts, hidden, width});
+  const Tensor* down = Take(down_name, {experts, intermediate, hidden});
+  if (gate_up == nullptr || down == nullptr) return {};
+  std::vector<ExpertWeights> all;
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto part = [e, experts](const Tensor& tensor) {
+      const size_t bytes = tensor.data.size() / static_cast<size_t>(experts);
+      return tensor.data.subspan(static_cast<size_t>(e) * bytes, bytes);
+    };
+    const auto columns = [&](int64_t first) {
+      const std::span<const std::byte> memory = part(*gate_up);
+      return StridedRows(memory.data() + first * static_cast<int64_t>(SizeOf(gate_up->dtype)),
+                         gate_up->dtype, intermediate, hidden, interleaved ? 2 : 1, width, memory);
+    };
+    const std::span<const std::byte> down_part = part(*down);
+    all.push_back(
+        {.gate_up = packer_.AddGateUp(columns(0), columns(interleaved ? 1 : intermediate)),
+         .down = packer_.Add(StridedRows(down_part.data(), down->dtype, hidden, intermediate, 1,
+                                         hidden, down_part))});
+  }
+  return all;
 }
 
 void WeightBinder::IgnorePrefix(const std::string& prefix) {

@@ -51,6 +51,13 @@ class WeightBinder {
   kernels::ExpertWeights TakeFusedMlp(const std::string& gate_up_name, const std::string& down_name,
                                       int64_t hidden, int64_t intermediate);
 
+  // All experts of a layer by inputs: [experts, hidden, 2 * intermediate], the gate's columns
+  // before those of up or, interleaved, in turns with them; and [experts, intermediate, hidden].
+  std::vector<kernels::ExpertWeights> TakeTransposedMlps(const std::string& gate_up_name,
+                                                         const std::string& down_name,
+                                                         int64_t experts, int64_t hidden,
+                                                         int64_t intermediate, bool interleaved);
+
   // A tensor that may be there and is not used; or all whose names begin so.
   void Ignore(const std::string& name) { taken_.insert(name); }
   void IgnorePrefix(const std::string& prefix);

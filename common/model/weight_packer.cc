@@ -1,5 +1,8 @@
 #include "common/model/weight_packer.h"
 
+#include <memory>
+#include <utility>
+
 namespace lynx::model {
 
 using kernels::kPanelRows;
@@ -9,52 +12,55 @@ Matrix WeightPacker::Place(Job job) {
   if (memory_ != nullptr) {
     job.to = memory_ + bytes_;
     job.matrix.data = job.to;
-    jobs_.push_back(job);
   }
-  bytes_ += kernels::PackedBytes(job.matrix.out, job.matrix.in, job.matrix.dtype);
-  return job.matrix;
+  const Matrix matrix = job.matrix;
+  bytes_ += kernels::PackedBytes(matrix.out, matrix.in, matrix.dtype);
+  if (memory_ != nullptr) jobs_.push_back(std::move(job));
+  return matrix;
 }
 
-Matrix WeightPacker::Add(const std::byte* rows, DType dtype, int64_t out, int64_t in) {
-  return Place({.to = nullptr,
-                .matrix = {.dtype = dtype, .out = out, .in = in},
-                .rows = rows,
-                .up = nullptr,
-                .source_rows = out});
+Matrix WeightPacker::Add(RowSource rows) {
+  const Matrix matrix{.dtype = rows.dtype, .out = rows.rows, .in = rows.width};
+  return Place({.to = nullptr, .matrix = matrix, .rows = std::move(rows), .up = {}});
 }
 
-Matrix WeightPacker::AddGateUp(const std::byte* gate, const std::byte* up, DType dtype,
-                               int64_t intermediate, int64_t hidden) {
-  return Place(
-      {.to = nullptr,
-       .matrix = {.dtype = dtype, .out = kernels::GateUpOutputs(intermediate), .in = hidden},
-       .rows = gate,
-       .up = up,
-       .source_rows = intermediate});
+Matrix WeightPacker::AddGateUp(RowSource gate, RowSource up) {
+  const Matrix matrix{
+      .dtype = gate.dtype, .out = kernels::GateUpOutputs(gate.rows), .in = gate.width};
+  return Place({.to = nullptr, .matrix = matrix, .rows = std::move(gate), .up = std::move(up)});
 }
 
 void WeightPacker::PackJob(const Job& job, const PackOptions& options) {
   const Matrix& matrix = job.matrix;
   const int64_t panel_bytes = kernels::PanelBytes(matrix.in, matrix.dtype);
-  const int64_t row_bytes = matrix.in * static_cast<int64_t>(SizeOf(matrix.dtype));
+  const bool gate_up = job.up.rows > 0;
+  const int64_t source_rows = gate_up ? kPanelRows / 2 : kPanelRows;  // Of one, in a panel.
+  const auto row_bytes = static_cast<size_t>(matrix.in) * SizeOf(matrix.dtype);
   options.team->ParallelFor(kernels::PanelCount(matrix.out), [&](int64_t panel) {
-    std::byte* const to = job.to + panel * panel_bytes;
-    if (job.up != nullptr) {
-      kernels::PackGateUpPanel(job.rows, job.up, matrix.dtype, job.source_rows, matrix.in, panel,
-                               to);
-      return;
-    }
+    const size_t scratch_row = (row_bytes + 63) / 64 * 64;
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(scratch_row * kPanelRows);
     const void* rows[kPanelRows] = {};
-    for (int64_t r = 0; r < kPanelRows; ++r) {
-      const int64_t row = panel * kPanelRows + r;
-      if (row < job.source_rows) rows[r] = job.rows + row * row_bytes;
+    auto read = [&](const RowSource& source, int64_t first) {
+      for (int64_t r = 0; r < source_rows; ++r) {
+        const int64_t row = panel * source_rows + r;
+        if (row >= source.rows) return;
+        rows[first + r] =
+            source.read(row, scratch.get() + static_cast<size_t>(first + r) * scratch_row);
+      }
+    };
+    std::byte* const to = job.to + panel * panel_bytes;
+    read(job.rows, 0);
+    if (gate_up) {
+      read(job.up, source_rows);
+      kernels::PackGateUpPanel(rows, rows + source_rows, matrix.dtype, matrix.in, to);
+    } else {
+      kernels::PackPanel(rows, matrix.dtype, matrix.in, to);
     }
-    kernels::PackPanel(rows, matrix.dtype, matrix.in, to);
   });
   if (!options.consumed) return;
-  const auto source_bytes = static_cast<size_t>(job.source_rows * row_bytes);
-  options.consumed({job.rows, source_bytes});
-  if (job.up != nullptr) options.consumed({job.up, source_bytes});
+  for (const RowSource* source : {&job.rows, &job.up}) {
+    for (std::span<const std::byte> memory : source->memory) options.consumed(memory);
+  }
 }
 
 void WeightPacker::Pack(const PackOptions& options) const {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "common/base/dtype.h"
+#include "common/model/row_source.h"
 #include "kernels/core/thread_team.h"
 #include "kernels/gemm/packed_matrix.h"
 #include "kernels/moe/expert_weights.h"
@@ -32,11 +32,10 @@ class WeightPacker {
   // null only counts.
   explicit WeightPacker(std::byte* memory) : memory_(memory) {}
 
-  // From row-major weights [out, in], which stay until Pack() returns.
-  kernels::Matrix Add(const std::byte* rows, DType dtype, int64_t out, int64_t in);
-  // The gate_up of ExpertWeights, from `gate` and `up` [intermediate, hidden].
-  kernels::Matrix AddGateUp(const std::byte* gate, const std::byte* up, DType dtype,
-                            int64_t intermediate, int64_t hidden);
+  // What they read stays until Pack() returns. Gate and up are of one shape and type.
+  kernels::Matrix Add(RowSource rows);
+  // The gate_up of ExpertWeights.
+  kernels::Matrix AddGateUp(RowSource gate, RowSource up);
 
   int64_t bytes() const { return bytes_; }
 
@@ -48,9 +47,8 @@ class WeightPacker {
   struct Job {
     std::byte* to;
     kernels::Matrix matrix;  // Packed.
-    const std::byte* rows;   // The gate's, where there is `up`.
-    const std::byte* up;
-    int64_t source_rows;  // Of `rows`, and of `up`.
+    RowSource rows;          // The gate's, where there is `up`.
+    RowSource up;
   };
   kernels::Matrix Place(Job job);
   static void PackJob(const Job& job, const PackOptions& options);

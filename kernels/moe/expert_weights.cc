@@ -1,6 +1,6 @@
 #include "kernels/moe/expert_weights.h"
 
-#include <cstddef>
+#include <algorithm>
 
 namespace lynx::kernels {
 
@@ -8,16 +8,12 @@ int64_t GateUpOutputs(int64_t intermediate) {
   return (intermediate + kGateOutputsPerPanel - 1) / kGateOutputsPerPanel * kPanelRows;
 }
 
-void PackGateUpPanel(const void* gate, const void* up, DType dtype, int64_t intermediate,
-                     int64_t hidden, int64_t panel, void* to) {
-  const void* rows[kPanelRows] = {};
-  for (int64_t i = 0; i < kGateOutputsPerPanel; ++i) {
-    const int64_t row = panel * kGateOutputsPerPanel + i;
-    if (row >= intermediate) break;
-    const int64_t offset = row * hidden * static_cast<int64_t>(SizeOf(dtype));
-    rows[i] = static_cast<const std::byte*>(gate) + offset;
-    rows[kGateOutputsPerPanel + i] = static_cast<const std::byte*>(up) + offset;
-  }
+void PackGateUpPanel(const void* const gate[kGateOutputsPerPanel],
+                     const void* const up[kGateOutputsPerPanel], DType dtype, int64_t hidden,
+                     void* to) {
+  const void* rows[kPanelRows];
+  std::copy_n(gate, kGateOutputsPerPanel, rows);
+  std::copy_n(up, kGateOutputsPerPanel, rows + kGateOutputsPerPanel);
   PackPanel(rows, dtype, hidden, to);
 }
 

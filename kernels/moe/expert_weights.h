@@ -27,8 +27,9 @@ constexpr int64_t GateOutput(int64_t i) {
   return i / kGateOutputsPerPanel * kPanelRows + i % kGateOutputsPerPanel;
 }
 
-// As PackPanel for panel `panel` of gate_up, from row-major `gate` and `up` [intermediate, hidden].
-void PackGateUpPanel(const void* gate, const void* up, DType dtype, int64_t intermediate,
-                     int64_t hidden, int64_t panel, void* to);
+// As PackPanel for a panel of gate_up, from its outputs' rows of the gate and of up.
+void PackGateUpPanel(const void* const gate[kGateOutputsPerPanel],
+                     const void* const up[kGateOutputsPerPanel], DType dtype, int64_t hidden,
+                     void* to);
 
 }  // namespace lynx::kernels

@@ -51,7 +51,16 @@ struct Expert {
     const auto gate_bytes = Encode(gate, dtype);
     const auto up_bytes = Encode(up, dtype);
     for (int64_t p = 0; p < GateUpOutputs(intermediate) / kPanelRows; ++p) {
-      PackGateUpPanel(gate_bytes.data(), up_bytes.data(), dtype, intermediate, hidden, p,
+      const void* gate_rows[kGateOutputsPerPanel] = {};
+      const void* up_rows[kGateOutputsPerPanel] = {};
+      for (int64_t i = 0; i < kGateOutputsPerPanel; ++i) {
+        const int64_t row = p * kGateOutputsPerPanel + i;
+        if (row >= intermediate) break;
+        const int64_t at = row * hidden * static_cast<int64_t>(SizeOf(dtype));
+        gate_rows[i] = gate_bytes.data() + at;
+        up_rows[i] = up_bytes.data() + at;
+      }
+      PackGateUpPanel(gate_rows, up_rows, dtype, hidden,
                       gate_up.data() + p * PanelBytes(hidden, dtype));
     }
   }

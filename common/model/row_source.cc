@@ -1,0 +1,42 @@
+#include "common/model/row_source.h"
+
+namespace lynx::model {
+namespace {
+
+template <typename T>
+void Gather(const std::byte* data, int64_t width, int64_t stride, void* to) {
+  const auto* from = reinterpret_cast<const T*>(data);
+  for (int64_t c = 0; c < width; ++c) static_cast<T*>(to)[c] = from[c * stride];
+}
+
+}  // namespace
+
+RowSource PlainRows(const std::byte* data, DType dtype, int64_t rows, int64_t width) {
+  const int64_t row_bytes = width * static_cast<int64_t>(SizeOf(dtype));
+  return {.dtype = dtype,
+          .rows = rows,
+          .width = width,
+          .read = [=](int64_t row, void*) { return data + row * row_bytes; },
+          .memory = {{data, static_cast<size_t>(rows * row_bytes)}}};
+}
+
+RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t width,
+                      int64_t row_stride, int64_t column_stride,
+                      std::span<const std::byte> memory) {
+  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  return {.dtype = dtype,
+          .rows = rows,
+          .width = width,
+          .read = [=](int64_t row, void* scratch) -> const void* {
+            const std::byte* first = data + row * row_stride * size;
+            if (size == 4) {
+              Gather<uint32_t>(first, width, column_stride, scratch);
+            } else {
+              Gather<uint16_t>(first, width, column_stride, scratch);
+            }
+            return scratch;
+          },
+          .memory = {memory}};
+}
+
+}  // namespace lynx::model

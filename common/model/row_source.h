@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "common/base/dtype.h"
+
+namespace lynx::model {
+
+// Rows of a matrix as a checkpoint has them, read one at a time while they are packed: so that what
+// is stored in another order or type is never in memory a second time.
+struct RowSource {
+  DType dtype = DType::kF32;  // Of what is read.
+  int64_t rows = 0;
+  int64_t width = 0;
+  // The `width` contiguous elements of a row: where they lie, or written to `scratch`, which has
+  // room for them and is aligned for any. Called by several threads.
+  std::function<const void*(int64_t row, void* scratch)> read;
+  // What it reads: not needed once packed.
+  std::vector<std::span<const std::byte>> memory;
+};
+
+// Row-major, as nearly all are.
+RowSource PlainRows(const std::byte* data, DType dtype, int64_t rows, int64_t width);
+
+// Element (r, c) is data[r * row_stride + c * column_stride]; `memory` is where all of them lie.
+RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t width,
+                      int64_t row_stride, int64_t column_stride, std::span<const std::byte> memory);
+
+}  // namespace lynx::model
