@@ -1,5 +1,7 @@
 #include "common/model/row_source.h"
 
+#include <utility>
+
 namespace lynx::model {
 namespace {
 
@@ -37,6 +39,24 @@ RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t 
             return scratch;
           },
           .memory = {memory}};
+}
+
+RowSource ReorderedRows(RowSource source, int64_t rows, std::function<int64_t(int64_t)> order) {
+  RowSource reordered = std::move(source);
+  reordered.rows = rows;
+  reordered.read = [read = std::move(reordered.read), order = std::move(order)](
+                       int64_t row, void* scratch) { return read(order(row), scratch); };
+  return reordered;
+}
+
+RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim) {
+  const int64_t rows = source.rows;
+  return ReorderedRows(std::move(source), rows, [=](int64_t row) {
+    const int64_t at = row % head_dim;
+    if (at >= rotary_dim) return row;
+    const int64_t half = rotary_dim / 2;
+    return row - at + (at < half ? 2 * at : 2 * (at - half) + 1);
+  });
 }
 
 }  // namespace lynx::model

@@ -53,9 +53,14 @@ const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int6
 }
 
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in) {
+  return TakeMatrix(name, out, in, [](RowSource rows) { return rows; });
+}
+
+Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in,
+                                const std::function<RowSource(RowSource)>& arrange) {
   const Tensor* tensor = Take(name, {out, in});
   if (tensor == nullptr) return {};
-  return packer_.Add(PlainRows(tensor->data.data(), tensor->dtype, out, in));
+  return packer_.Add(arrange(PlainRows(tensor->data.data(), tensor->dtype, out, in)));
 }
 
 std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {

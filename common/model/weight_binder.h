@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -36,6 +37,9 @@ class WeightBinder {
   bool Has(const std::string& name) const { return tensors_.count(name) > 0; }
 
   kernels::Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in);
+  // Its rows as `arrange` puts them.
+  kernels::Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in,
+                             const std::function<RowSource(RowSource)>& arrange);
   // In float32.
   std::vector<float> TakeVector(const std::string& name, int64_t size);
   // `prefix` ends with a dot.
