@@ -1,6 +1,7 @@
 #include "common/model/attention_block.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "common/base/status_macros.h"
@@ -32,6 +33,9 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
   q_.resize(rows * q_width);
   k_.resize(rows * kv_width);
   v_.resize(rows * kv_width);
+  if (spec.query_key_norm == QueryKeyNorm::kRotated) {
+    rotated_gain_.assign(static_cast<size_t>(spec.head_dim), 1.0f);
+  }
 }
 
 absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlaces& places,
@@ -61,13 +65,14 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                              .x_stride = x_.stride(),
                              .y_stride = w.out,
                              .x_dtype = x_.dtype(),
-                             .bias = bias.empty() ? nullptr : bias.data()};
+                             .bias = DataOrNull(bias)};
   };
   const kernels::GemmArgs projections[] = {projection(weights.q, weights.q_bias, q_),
                                            projection(weights.k, weights.k_bias, k_),
                                            projection(weights.v, weights.v_bias, v_)};
   LYNX_RETURN_IF_ERROR(kernels::Gemm(projections, ctx));
 
+  const LayerAttention& kind = spec_.attention[static_cast<size_t>(layer)];
   LYNX_RETURN_IF_ERROR(NormHeads(weights.q_norm, rows, spec_.query_heads, q_, ctx));
   LYNX_RETURN_IF_ERROR(NormHeads(weights.k_norm, rows, spec_.kv_heads, k_, ctx));
   if (spec_.clip_qkv > 0) {
@@ -75,8 +80,14 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
     Clip(rows * spec_.kv_heads * head_dim, k_);
     Clip(rows * spec_.kv_heads * head_dim, v_);
   }
-  LYNX_RETURN_IF_ERROR(Rotate(places, spec_.query_heads, q_, ctx));
-  LYNX_RETURN_IF_ERROR(Rotate(places, spec_.kv_heads, k_, ctx));
+  if (kind.rope) {
+    LYNX_RETURN_IF_ERROR(Rotate(places, spec_.query_heads, q_, ctx));
+    LYNX_RETURN_IF_ERROR(Rotate(places, spec_.kv_heads, k_, ctx));
+    LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.query_heads, q_, ctx));
+    LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.kv_heads, k_, ctx));
+  } else if (spec_.query_growth > 0) {
+    GrowQueries(places);
+  }
 
   LYNX_RETURN_IF_ERROR(kernels::KvWrite({.k = k_.data(),
                                          .v = v_.data(),
@@ -101,7 +112,8 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                                 .block_stride_bytes = kv.block_stride_bytes(),
                                                 .kv_dtype = kv.layout().dtype,
                                                 .compute_dtype = attended_.dtype(),
-                                                .scale = spec_.attention_scale},
+                                                .scale = spec_.attention_scale,
+                                                .sinks = DataOrNull(weights.sinks)},
                                                ctx));
   return kernels::Gemm({.x = attended_.data(),
                         .w = weights.o,
@@ -112,7 +124,7 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                         .x_dtype = attended_.dtype(),
                         .accumulate = true,
                         .scale = spec_.residual_multiplier,
-                        .bias = weights.o_bias.empty() ? nullptr : weights.o_bias.data()},
+                        .bias = DataOrNull(weights.o_bias)},
                        ctx);
 }
 
@@ -130,6 +142,15 @@ absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t r
                            .epsilon = spec_.rms_norm_epsilon,
                            .round_bf16 = round_bf16_},
                           ctx);
+}
+
+void AttentionBlock::GrowQueries(const RowPlaces& places) {
+  const auto width = static_cast<size_t>(spec_.query_heads) * static_cast<size_t>(spec_.head_dim);
+  for (size_t r = 0; r < places.positions.size(); ++r) {
+    const auto reached = static_cast<float>(places.positions[r] + 1) / spec_.query_growth_floor;
+    const float growth = 1 + spec_.query_growth * std::log1p(std::floor(reached));
+    for (float& value : std::span(q_).subspan(r * width, width)) value *= growth;
+  }
 }
 
 void AttentionBlock::Clip(int64_t count, std::vector<float>& x) const {

@@ -16,7 +16,7 @@
 
 namespace lynx::model {
 
-// Where the rows of one step stand. All spans have one entry a row.
+// Where the rows of one step stand, for one layer. All spans have one entry a row.
 struct RowPlaces {
   std::span<const int32_t> positions;
   std::span<const kernels::AttentionRow> attention;
@@ -39,6 +39,7 @@ class AttentionBlock {
   // `x` [rows, heads, head_dim] in place; nothing without a gain.
   absl::Status NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
                          std::vector<float>& x, const kernels::ExecContext& ctx);
+  void GrowQueries(const RowPlaces& places);
   void Clip(int64_t count, std::vector<float>& x) const;
   absl::Status Rotate(const RowPlaces& places, int64_t heads, std::vector<float>& x,
                       const kernels::ExecContext& ctx);
@@ -47,11 +48,12 @@ class AttentionBlock {
   const bool round_bf16_;
   const int64_t positions_;
   const kernels::RopeTable rope_;
-  ActivationBuffer x_;         // [max_rows, hidden]
-  ActivationBuffer attended_;  // [max_rows, query_heads, head_dim]
-  std::vector<float> q_;       // [max_rows, query_heads, head_dim]
-  std::vector<float> k_;       // [max_rows, kv_heads, head_dim]
-  std::vector<float> v_;       // [max_rows, kv_heads, head_dim]
+  ActivationBuffer x_;               // [max_rows, hidden]
+  ActivationBuffer attended_;        // [max_rows, query_heads, head_dim]
+  std::vector<float> rotated_gain_;  // [head_dim] of QueryKeyNorm::kRotated, or empty
+  std::vector<float> q_;             // [max_rows, query_heads, head_dim]
+  std::vector<float> k_;             // [max_rows, kv_heads, head_dim]
+  std::vector<float> v_;             // [max_rows, kv_heads, head_dim]
 };
 
 }  // namespace lynx::model

@@ -14,6 +14,15 @@ namespace {
 constexpr size_t kSamples = 4;  // Spread over a tensor: at its start, middle parts and end.
 constexpr size_t kSampleBytes = 64;
 
+std::string AttentionText(const ModelSpec& spec) {
+  std::string text = absl::StrFormat("%d %a %a", spec.sinks, static_cast<double>(spec.query_growth),
+                                     static_cast<double>(spec.query_growth_floor));
+  for (const LayerAttention& layer : spec.attention) {
+    absl::StrAppend(&text, " ", layer.rope, ":", layer.window, ":", layer.chunk);
+  }
+  return text;
+}
+
 std::string ScalingText(const kernels::RopeScaling& scaling) {
   return absl::StrFormat("%d %a %d %a %a %a %a %a %a %a %d", static_cast<int>(scaling.kind),
                          scaling.factor, scaling.original_positions, scaling.low_freq_factor,
@@ -64,16 +73,17 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
                       static_cast<double>(spec.embedding_multiplier),
                       static_cast<double>(spec.residual_multiplier),
                       static_cast<double>(spec.logits_multiplier)),
-      "\npositions ", spec.max_positions, "\nepsilon ",
+      "\nlayers attend ", AttentionText(spec), "\npositions ", spec.max_positions, "\nepsilon ",
       absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
       absl::StrFormat("%a", spec.rope_theta), " ", ScalingText(spec.rope_scaling), "\ntied ",
       spec.tied_embeddings, "\ndense ", spec.dense_intermediate_size, "\nexperts ", spec.experts,
       " ", spec.experts_per_token, " ", spec.expert_intermediate_size, " ", GateText(spec.gate),
-      " ", spec.ranking_bias, "\nshared ", spec.shared_intermediate_size, " ", spec.shared_gate,
-      "\neos ", absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ",
-      std::string(Name(compute_dtype)), "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][",
-      kv::kBlockTokens, "][dim]\nweights ", weights_identity.size(), " ",
-      std::string(weights_identity), "\n"));
+      " ", spec.ranking_bias, " ", spec.router_bias, " ", spec.expert_bias, " ",
+      absl::StrFormat("%a", static_cast<double>(spec.expert_clamp)), "\nshared ",
+      spec.shared_intermediate_size, " ", spec.shared_gate, "\neos ",
+      absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
+      "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\nweights ",
+      weights_identity.size(), " ", std::string(weights_identity), "\n"));
   return hash.HexDigest();
 }
 

@@ -266,6 +266,10 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
   const auto rows = static_cast<int64_t>(tokens_.size());
   for (int32_t layer = 0; layer < spec_.layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    const LayerAttention& attention = spec_.attention[static_cast<size_t>(layer)];
+    for (kernels::AttentionRow& row : attention_rows_) {
+      row.first = attention.FirstFor(row.position);
+    }
     LYNX_RETURN_IF_ERROR(
         attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
     LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
@@ -323,8 +327,9 @@ absl::Status CheckSpec(const ModelSpec& spec) {
   }
   if (spec.query_heads % spec.kv_heads != 0) return wrong("kv_heads does not divide query_heads");
   if (spec.head_dim % 2 != 0 || spec.head_dim > 256) return wrong("head_dim is odd or above 256");
-  if (static_cast<int32_t>(spec.feed_forward.size()) != spec.layers) {
-    return wrong("feed_forward does not name every layer");
+  if (static_cast<int32_t>(spec.feed_forward.size()) != spec.layers ||
+      static_cast<int32_t>(spec.attention.size()) != spec.layers) {
+    return wrong("feed_forward or attention does not name every layer");
   }
   if (spec.has_moe() && (spec.expert_intermediate_size <= 0 || spec.experts_per_token <= 0 ||
                          spec.experts_per_token > spec.experts)) {

@@ -63,7 +63,8 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                                       .rows = rows,
                                       .x_stride = x_.stride(),
                                       .y_stride = spec_.experts,
-                                      .x_dtype = x_.dtype()},
+                                      .x_dtype = x_.dtype(),
+                                      .bias = DataOrNull(weights.router_bias)},
                                      ctx));
   const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
   if (router_override_ != nullptr) {
@@ -93,7 +94,9 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                              .top_k = plan_.top_k(),
                              .x_stride = x_.stride(),
                              .y_stride = spec_.hidden_size,
-                             .x_dtype = x_.dtype()},
+                             .x_dtype = x_.dtype(),
+                             .clamp = spec_.expert_clamp,
+                             .scale_input = spec_.gate.scales_input},
                             workspace_, ctx);
 }
 

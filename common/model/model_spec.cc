@@ -22,21 +22,14 @@ absl::Status ReadDenseSize(const ModelConfig& config, ModelSpec& spec) {
   const auto dense =
       std::count(spec.feed_forward.begin(), spec.feed_forward.end(), FeedForwardKind::kDense);
   if (dense == 0) return absl::OkStatus();
+  if (spec.dense_intermediate_size > 0) return absl::OkStatus();
   LYNX_ASSIGN_OR_RETURN(spec.dense_intermediate_size, config.Size("intermediate_size"));
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
+absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& config) {
   ModelSpec spec;
-  LYNX_ASSIGN_OR_RETURN(spec.model_type, config.Text("model_type", std::nullopt));
-  const Family* family = FindFamily(spec.model_type);
-  if (family == nullptr) {
-    return config.Unserved("model_type",
-                           absl::StrCat("this family is not served; served are ", FamilyNames()));
-  }
-  if (config.Find("quantization_config") != nullptr) {
-    return config.Unserved("quantization_config", "quantised weights are not served");
-  }
+  spec.model_type = family.model_type;
   LYNX_ASSIGN_OR_RETURN(const std::string activation, config.Text("hidden_act", "silu"));
   if (activation != "silu") return config.Unserved("hidden_act", "only silu is served");
 
@@ -63,11 +56,29 @@ absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
   spec.rms_norm_epsilon = static_cast<float>(epsilon);
   LYNX_ASSIGN_OR_RETURN(spec.tied_embeddings, config.Flag("tie_word_embeddings", false));
   spec.rotary_dim = spec.head_dim;
+  spec.attention.resize(static_cast<size_t>(spec.layers));
   spec.attention_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
-  LYNX_RETURN_IF_ERROR(family->read(config, spec));
+  LYNX_RETURN_IF_ERROR(family.read(config, spec));
   if (!spec.has_moe()) spec.experts = 0;
   LYNX_RETURN_IF_ERROR(ReadDenseSize(config, spec));
   return spec;
+}
+
+absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
+  LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("model_type", std::nullopt));
+  const Family* family = FindFamily(type);
+  if (family == nullptr) {
+    return config.Unserved("model_type",
+                           absl::StrCat("this family is not served; served are ", FamilyNames()));
+  }
+  if (config.Find("quantization_config") != nullptr) {
+    return config.Unserved("quantization_config", "quantised weights are not served");
+  }
+  if (family->text_key == nullptr) return ReadFamily(*family, config);
+  const json* text = config.Find(family->text_key);
+  if (text == nullptr || !text->is_object()) return config.Wrong(family->text_key, "an object");
+  return ReadFamily(*family,
+                    ModelConfig(*text, absl::StrCat(config.file(), ": ", family->text_key)));
 }
 
 }  // namespace

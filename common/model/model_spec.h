@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -17,11 +18,26 @@ namespace lynx::model {
 
 enum class FeedForwardKind : uint8_t { kDense, kMoe };
 
-// RMSNorm of queries and keys between projection and RoPE.
+// RMSNorm of queries and keys after their projection, before RoPE unless it says otherwise.
 enum class QueryKeyNorm : uint8_t {
   kNone,
   kPerHead,      // Of each head, by one gain for all heads.
   kWholeVector,  // Of all heads at once.
+  kRotated,      // Of each head, without a gain, after RoPE and only in layers that have it.
+};
+
+// What a layer's rows attend to.
+struct LayerAttention {
+  bool rope = true;    // Keys and queries are rotated.
+  int32_t window = 0;  // The last so many tokens, the row's own among them; 0: all.
+  int32_t chunk = 0;   // Those in the same chunk of so many tokens; 0: all.
+
+  // The first token that a row at `position` attends to.
+  int32_t FirstFor(int32_t position) const {
+    const int32_t in_window = window > 0 ? position - window + 1 : 0;
+    const int32_t in_chunk = chunk > 0 ? position / chunk * chunk : 0;
+    return std::max({0, in_window, in_chunk});
+  }
 };
 
 // What a forward pass needs to know of a model, whichever family spells it how.
@@ -38,11 +54,19 @@ struct ModelSpec {
   double rope_theta = 0;
   kernels::RopeScaling rope_scaling;
   int32_t rotary_dim = 0;  // RoPE turns this many leading elements of a head; even, <= head_dim.
+  bool neighbour_rope =
+      false;  // In pairs of neighbours; weights are packed as for pairs of halves.
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
-  bool qkv_bias = false;           // Projections to queries, keys and values have biases,
-  bool output_bias = false;        // or the one from attention's output has.
-  float clip_qkv = 0;              // Bound of |query|, |key| and |value| before RoPE; 0: none.
-  float attention_scale = 0;       // Of scores, before the softmax.
+  bool qkv_bias = false;      // Projections to queries, keys and values have biases,
+  bool output_bias = false;   // or the one from attention's output has.
+  float clip_qkv = 0;         // Bound of |query|, |key| and |value| before RoPE; 0: none.
+  float attention_scale = 0;  // Of scores, before the softmax.
+  std::vector<LayerAttention> attention;  // [layers]
+  bool sinks = false;  // Softmax has one more score of each query head, without a value.
+  // In layers without RoPE queries are multiplied by
+  // 1 + query_growth * ln(1 + floor((position + 1) / query_growth_floor)).
+  float query_growth = 0;
+  float query_growth_floor = 1;
   bool tied_embeddings = false;    // The output head is the embedding.
   float embedding_multiplier = 1;  // Of embeddings,
   float residual_multiplier = 1;   // of what attention and feed-forward add to the residual stream,
@@ -55,6 +79,9 @@ struct ModelSpec {
   int32_t experts_per_token = 0;
   int32_t expert_intermediate_size = 0;
   moe::Gate gate;
+  bool router_bias = false;   // Router logits have a bias of each expert.
+  bool expert_bias = false;   // So have both products of routed experts,
+  float expert_clamp = 0;     // which bound what is between them, as kernels::ExpertFfnArgs::clamp.
   bool ranking_bias = false;  // Experts are ranked by score + a bias of each.
   // A gated MLP beside the routed experts in every MoE layer; 0: none.
   int32_t shared_intermediate_size = 0;

@@ -15,6 +15,11 @@
 
 namespace lynx::model {
 
+// As kernels take what may be absent.
+inline const float* DataOrNull(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
 struct AttentionWeights {
   std::vector<float> input_norm;  // [hidden]
   kernels::Matrix q;              // [query_heads * head_dim, hidden]
@@ -25,6 +30,7 @@ struct AttentionWeights {
   std::vector<float> q_bias, k_bias, v_bias, o_bias;
   // [head_dim] or of the whole vector, as spec.query_key_norm says; empty without.
   std::vector<float> q_norm, k_norm;
+  std::vector<float> sinks;  // [query_heads], or empty
 
   int64_t bytes() const;  // Of the matrices.
 };
@@ -32,10 +38,13 @@ struct AttentionWeights {
 struct FeedForwardWeights {
   std::vector<float> input_norm;                // [hidden]
   kernels::Matrix router;                       // [experts, hidden]; null data for a dense layer
+  std::vector<float> router_bias;               // [experts], or empty
   std::vector<float> ranking_bias;              // [experts], or empty
   std::vector<kernels::ExpertWeights> experts;  // A dense layer is one expert.
-  kernels::ExpertWeights shared;                // Null data without a shared expert.
-  kernels::Matrix shared_gate;                  // [1, hidden]; null data without a gate
+  // What the experts' biases point into: of all experts one after the other, or empty.
+  std::vector<float> gate_up_biases, down_biases;
+  kernels::ExpertWeights shared;  // Null data without a shared expert.
+  kernels::Matrix shared_gate;    // [1, hidden]; null data without a gate
 
   bool is_moe() const { return router.data != nullptr; }
   int64_t fixed_bytes() const;   // Of the matrices that every step reads: all but the experts.

@@ -18,6 +18,20 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+std::vector<float> InFloat(const Tensor& tensor) {
+  std::vector<float> values(tensor.data.size() / SizeOf(tensor.dtype));
+  if (tensor.dtype == DType::kF32) {
+    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    return values;
+  }
+  const auto* halves = reinterpret_cast<const uint16_t*>(tensor.data.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] =
+        tensor.dtype == DType::kBf16 ? kernels::Bf16ToF32(halves[i]) : kernels::F16ToF32(halves[i]);
+  }
+  return values;
+}
+
 }  // namespace
 
 int64_t BytesOf(const Matrix& matrix) {
@@ -29,7 +43,8 @@ int64_t BytesOf(const ExpertWeights& expert) {
 }
 
 // Null when absent or of the wrong shape.
-const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int64_t>& shape) {
+const Tensor* WeightBinder::Take(const std::string& short_name, const std::vector<int64_t>& shape) {
+  const std::string name = prefix_ + short_name;
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
     missing_.emplace(name, shape);
@@ -65,18 +80,12 @@ Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in
 
 std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {
   const Tensor* tensor = Take(name, {size});
-  if (tensor == nullptr) return {};
-  std::vector<float> values(static_cast<size_t>(size));
-  if (tensor->dtype == DType::kF32) {
-    std::memcpy(values.data(), tensor->data.data(), tensor->data.size());
-    return values;
-  }
-  const auto* halves = reinterpret_cast<const uint16_t*>(tensor->data.data());
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = tensor->dtype == DType::kBf16 ? kernels::Bf16ToF32(halves[i])
-                                              : kernels::F16ToF32(halves[i]);
-  }
-  return values;
+  return tensor == nullptr ? std::vector<float>() : InFloat(*tensor);
+}
+
+std::vector<float> WeightBinder::TakeVectors(const std::string& name, int64_t count, int64_t size) {
+  const Tensor* tensor = Take(name, {count, size});
+  return tensor == nullptr ? std::vector<float>() : InFloat(*tensor);
 }
 
 ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,

@@ -34,7 +34,10 @@ class WeightBinder {
   WeightBinder(const TensorMap& tensors, WeightPacker& packer)
       : tensors_(tensors), packer_(packer) {}
 
-  bool Has(const std::string& name) const { return tensors_.count(name) > 0; }
+  // Names begin with it from now on, but for those that IgnorePrefix() takes.
+  void SetPrefix(std::string prefix) { prefix_ = std::move(prefix); }
+
+  bool Has(const std::string& name) const { return tensors_.count(prefix_ + name) > 0; }
 
   kernels::Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in);
   // Its rows as `arrange` puts them.
@@ -42,6 +45,8 @@ class WeightBinder {
                              const std::function<RowSource(RowSource)>& arrange);
   // In float32.
   std::vector<float> TakeVector(const std::string& name, int64_t size);
+  // The same of [count, size], one after the other.
+  std::vector<float> TakeVectors(const std::string& name, int64_t count, int64_t size);
   // `prefix` ends with a dot.
   kernels::ExpertWeights TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
                                  const MlpNames& names = {});
@@ -63,7 +68,7 @@ class WeightBinder {
                                                          int64_t intermediate, bool interleaved);
 
   // A tensor that may be there and is not used; or all whose names begin so.
-  void Ignore(const std::string& name) { taken_.insert(name); }
+  void Ignore(const std::string& name) { taken_.insert(prefix_ + name); }
   void IgnorePrefix(const std::string& prefix);
   void Refuse(std::string what) { wrong_.push_back(std::move(what)); }
 
@@ -80,6 +85,7 @@ class WeightBinder {
 
   const TensorMap& tensors_;
   WeightPacker& packer_;
+  std::string prefix_;
   std::set<std::string> taken_;
   std::map<std::string, std::vector<int64_t>> missing_;
   std::vector<std::string> wrong_;

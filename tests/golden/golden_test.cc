@@ -249,8 +249,9 @@ TEST_P(GoldenVariantTest, InBf16TheDistributionIsTheirs) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
                          ::testing::Values("dense-untied-f32", "sparse-step-tied-f16", "glm4-moe",
-                                           "glm4-moe-plain", "granitemoe", "granitemoeshared",
-                                           "llama", "llama-biased", "llama3-scaled", "mistral",
+                                           "glm4-moe-plain", "gpt-oss", "granitemoe",
+                                           "granitemoeshared", "llama", "llama-biased",
+                                           "llama3-scaled", "llama4", "llama4-text", "mistral",
                                            "mixtral", "olmoe", "olmoe-clipped", "qwen2",
                                            "qwen2-moe", "qwen3", "qwen3-yarn"),
                          [](const auto& param) {

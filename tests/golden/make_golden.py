@@ -19,6 +19,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 TEXTS = [
     "And the LORD said unto Moses, ",
@@ -89,6 +90,13 @@ VARIANTS = {
         topk_group=1, moe_intermediate_size=20, first_k_dense_replace=0, head_dim=12,
         norm_topk_prob=False,
     ),
+    "gpt-oss": dict(
+        type="gpt_oss", num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
+        num_hidden_layers=3, layer_types=["sliding_attention", "full_attention"] + ["sliding_attention"],
+        rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32,
+            beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
     "granitemoe": dict(
         type="granitemoe", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
         num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.3,
@@ -106,6 +114,20 @@ VARIANTS = {
             high_freq_factor=4.0, original_max_position_embeddings=32),
     ),
     "llama-biased": dict(type="llama", attention_bias=True, tie_word_embeddings=True),
+    "llama4": dict(
+        type="llama4_text", wrapped="llama4", head_dim=12, num_local_experts=5, num_experts_per_tok=2,
+        intermediate_size=20, intermediate_size_mlp=44, num_hidden_layers=5,
+        interleave_moe_layer_step=2, no_rope_layer_interval=3, attention_chunk_size=16,
+        attn_temperature_tuning=True, floor_scale=8, attn_scale=0.3,
+        rope_parameters=dict(
+            rope_type="llama3", rope_theta=200.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=1.0, original_max_position_embeddings=32),
+    ),
+    "llama4-text": dict(
+        type="llama4_text", head_dim=12, num_local_experts=4, num_experts_per_tok=1,
+        intermediate_size=20, intermediate_size_mlp=44, use_qk_norm=False,
+        no_rope_layers=[0, 1], attention_chunk_size=DEFAULT, attn_temperature_tuning=False,
+    ),
     "mistral": dict(type="mistral", sliding_window=None),
     "mixtral": dict(type="mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
     "olmoe": dict(
@@ -132,6 +154,7 @@ def write_variant(options, folder, seed):
     torch.manual_seed(seed)
     options = {**SIZES, **options}
     options.pop("seed", None)
+    options.pop("wrapped", None)
     dtype = options.pop("dtype", torch.float32)
     config = transformers.AutoConfig.for_model(
         options.pop("type"), **{key: value for key, value in options.items() if value is not DEFAULT})
@@ -140,12 +163,23 @@ def write_variant(options, folder, seed):
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):  # Ones would hide a missing gain, zeros a bias.
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
-            elif parameter.dim() == 1:
+            elif parameter.dim() == 1 or name.endswith("_bias"):
                 torch.nn.init.uniform_(parameter, -0.5, 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 torch.nn.init.uniform_(buffer, -0.3, 0.3)
     model.to(dtype).save_pretrained(folder)
+
+
+def wrap(folder, model_type):
+    """Makes a text model a part of a multimodal one, as such are released."""
+    weights = folder / "model.safetensors"
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(weights).items()}
+    tensors["vision_model.class_embedding"] = torch.zeros(4)
+    save_file(tensors, weights)
+    config = folder / "config.json"
+    text = json.loads(config.read_text())
+    config.write_text(json.dumps({"model_type": model_type, "text_config": text}, indent=2) + "\n")
 
 
 def load(model_dir, dtype):
@@ -226,6 +260,8 @@ def main():
             write_variant(VARIANTS[name], folder, seed)
             if write_fixture(folder, prompts, folder, lambda n: list(range(n))) < 5e-4:
                 break
+        if "wrapped" in VARIANTS[name]:
+            wrap(folder, VARIANTS[name]["wrapped"])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ namespace lynx::model {
 namespace {
 
 constexpr const Family* kFamilies[] = {
-    &kGlm4Moe, &kGraniteMoe, &kGraniteMoeShared, &kLlama, &kMistral,  &kMixtral,
-    &kOlmoe,   &kQwen2,      &kQwen2Moe,         &kQwen3, &kQwen3Moe,
+    &kGlm4Moe, &kGptOss,     &kGraniteMoe, &kGraniteMoeShared, &kLlama,
+    &kLlama4,  &kLlama4Text, &kMistral,    &kMixtral,          &kOlmoe,
+    &kQwen2,   &kQwen2Moe,   &kQwen3,      &kQwen3Moe,
 };
 
 }  // namespace

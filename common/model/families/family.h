@@ -21,6 +21,8 @@ struct Family {
   absl::Status (*read)(const ModelConfig& config, ModelSpec& spec);
   // Takes every tensor of the model.
   void (*bind)(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights);
+  // The object in config.json that describes the text model, of a model that has other parts, too.
+  const char* text_key = nullptr;
 };
 
 // Null if it is not served.
@@ -29,9 +31,12 @@ const Family* FindFamily(std::string_view model_type);
 std::string FamilyNames();
 
 extern const Family kGlm4Moe;
+extern const Family kGptOss;
 extern const Family kGraniteMoe;
 extern const Family kGraniteMoeShared;
 extern const Family kLlama;
+extern const Family kLlama4;
+extern const Family kLlama4Text;
 extern const Family kMistral;
 extern const Family kMixtral;
 extern const Family kOlmoe;

@@ -65,6 +65,26 @@ absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec
   return absl::InvalidArgumentError(absl::StrCat(inner.file(), ": ", std::string(fits.message())));
 }
 
+absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, config.Size("sliding_window"));
+  const json* types = config.Find("layer_types");
+  if (types != nullptr && (!types->is_array() || types->size() != spec.attention.size())) {
+    return config.Wrong("layer_types", absl::StrCat("a list of ", spec.layers, " types"));
+  }
+  for (size_t i = 0; i < spec.attention.size(); ++i) {
+    bool slides = i % 2 == 0;
+    if (types != nullptr) {
+      const json& type = (*types)[i];
+      slides = type == "sliding_attention";
+      if (!slides && type != "full_attention") {
+        return config.Unserved("layer_types", "served are full_attention and sliding_attention");
+      }
+    }
+    if (slides) spec.attention[i].window = window;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RefuseWindow(const ModelConfig& config) {
   // Without the switch of some families, the size alone decides.
   const bool has_switch = config.Find("use_sliding_window") != nullptr;

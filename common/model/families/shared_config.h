@@ -11,6 +11,10 @@ namespace lynx::model {
 // of it inside `rope_parameters`.
 absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec& spec);
 
+// `layer_types`: full_attention, or sliding_attention over `sliding_window`; in turns, from the
+// latter on, where it is absent.
+absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec);
+
 // Refuses a sliding window that is switched on.
 absl::Status RefuseWindow(const ModelConfig& config);
 

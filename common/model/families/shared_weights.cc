@@ -1,5 +1,7 @@
 #include "common/model/families/shared_weights.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace lynx::model {
@@ -32,8 +34,12 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
   weights.input_norm = binder.TakeVector(prefix + "input_layernorm.weight", hidden);
   layer.feed_forward.input_norm =
       binder.TakeVector(prefix + "post_attention_layernorm.weight", hidden);
-  weights.q = binder.TakeMatrix(attention + "q_proj.weight", q_width, hidden);
-  weights.k = binder.TakeMatrix(attention + "k_proj.weight", kv_width, hidden);
+  const auto arrange = [&spec](RowSource rows) {
+    return spec.neighbour_rope ? HalfSplitHeads(std::move(rows), spec.head_dim, spec.rotary_dim)
+                               : rows;
+  };
+  weights.q = binder.TakeMatrix(attention + "q_proj.weight", q_width, hidden, arrange);
+  weights.k = binder.TakeMatrix(attention + "k_proj.weight", kv_width, hidden, arrange);
   weights.v = binder.TakeMatrix(attention + "v_proj.weight", kv_width, hidden);
   weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, q_width);
   if (spec.qkv_bias) {
@@ -42,7 +48,8 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
     weights.v_bias = binder.TakeVector(attention + "v_proj.bias", kv_width);
   }
   if (spec.output_bias) weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
-  if (spec.query_key_norm != QueryKeyNorm::kNone) {
+  if (spec.query_key_norm == QueryKeyNorm::kPerHead ||
+      spec.query_key_norm == QueryKeyNorm::kWholeVector) {
     const bool per_head = spec.query_key_norm == QueryKeyNorm::kPerHead;
     weights.q_norm =
         binder.TakeVector(attention + "q_norm.weight", per_head ? spec.head_dim : q_width);

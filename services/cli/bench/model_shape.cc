@@ -81,6 +81,7 @@ absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& 
 void KeepLayers(int32_t layers, model::ModelSpec& spec) {
   spec.layers = layers;
   spec.feed_forward.resize(static_cast<size_t>(layers));
+  spec.attention.resize(static_cast<size_t>(layers));
 }
 
 int64_t AttentionParameters(const model::ModelSpec& spec) {

@@ -1,0 +1,71 @@
+#include "common/base/status_macros.h"
+#include "common/model/families/family.h"
+#include "common/model/families/shared_config.h"
+#include "common/model/families/shared_weights.h"
+
+// gpt-oss-20b and -120b: every other layer attends to a window, softmax has sinks, and experts have
+// biases and a clamped gate.
+namespace lynx::model {
+namespace {
+
+absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
+  MakeAllLayers(FeedForwardKind::kMoe, spec);
+  LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
+  LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, spec));
+  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", true));
+  spec.qkv_bias = bias;
+  spec.output_bias = bias;
+  spec.sinks = true;
+  spec.gate.rule = moe::Gate::Rule::kRenormalise;
+  spec.router_bias = true;
+  spec.expert_bias = true;
+  LYNX_ASSIGN_OR_RETURN(const double clamp, config.Positive("swiglu_limit", 7.0));
+  spec.expert_clamp = static_cast<float>(clamp);
+  return ReadRope(config, 150000.0, spec);
+}
+
+void BindExpertBiases(const ModelSpec& spec, const std::string& experts, WeightBinder& binder,
+                      FeedForwardWeights& weights) {
+  const int64_t hidden = spec.hidden_size;
+  const int64_t intermediate = spec.expert_intermediate_size;
+  const std::vector<float> gate_up =
+      binder.TakeVectors(experts + "gate_up_proj_bias", spec.experts, 2 * intermediate);
+  weights.down_biases = binder.TakeVectors(experts + "down_proj_bias", spec.experts, hidden);
+  if (gate_up.empty() || weights.down_biases.empty() || weights.experts.empty()) return;
+  const int64_t packed = kernels::GateUpOutputs(intermediate);
+  weights.gate_up_biases.assign(static_cast<size_t>(spec.experts * packed), 0.0f);
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    const float* from = gate_up.data() + e * 2 * intermediate;  // Gate and up in turns.
+    float* to = weights.gate_up_biases.data() + e * packed;
+    for (int64_t i = 0; i < intermediate; ++i) {
+      to[kernels::GateOutput(i)] = from[2 * i];
+      to[kernels::GateOutput(i) + kernels::kGateOutputsPerPanel] = from[2 * i + 1];
+    }
+    kernels::ExpertWeights& expert = weights.experts[static_cast<size_t>(e)];
+    expert.gate_up_bias = to;
+    expert.down_bias = weights.down_biases.data() + e * hidden;
+  }
+}
+
+void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
+  BindDecoder(
+      spec, binder, weights, [&](FeedForwardKind, const std::string& prefix, LayerWeights& layer) {
+        FeedForwardWeights& feed_forward = layer.feed_forward;
+        const std::string router = prefix + "mlp.router.";
+        const std::string experts = prefix + "mlp.experts.";
+        BindAttention(spec, prefix, binder, layer);
+        layer.attention.sinks = binder.TakeVector(prefix + "self_attn.sinks", spec.query_heads);
+        feed_forward.router = binder.TakeMatrix(router + "weight", spec.experts, spec.hidden_size);
+        feed_forward.router_bias = binder.TakeVector(router + "bias", spec.experts);
+        feed_forward.experts = binder.TakeTransposedMlps(
+            experts + "gate_up_proj", experts + "down_proj", spec.experts, spec.hidden_size,
+            spec.expert_intermediate_size, /*interleaved=*/true);
+        BindExpertBiases(spec, experts, binder, feed_forward);
+      });
+}
+
+}  // namespace
+
+const Family kGptOss = {"gpt_oss", Read, Bind};
+
+}  // namespace lynx::model
