@@ -1,8 +1,9 @@
 """Writes a Hugging Face checkpoint of random bf16 weights, and the same as a GGUF file.
 
 All engines run the same file, in the block that Lynx serves (Qwen3-MoE), with the dimensions of the
-shape. Weights are uniform with a deviation of 0.02, norms are ones; the router is random too, so
-rows spread over the experts nearly evenly.
+shape. Weights are uniform with a deviation of 0.02, norms are ones; the router is random too.
+Embeddings are 64 times as large: what attention adds, which is much alike for all rows, would else
+drown them, and rows would share their experts. So rows spread over the experts nearly evenly.
 """
 import json
 import pathlib
@@ -35,6 +36,7 @@ FIXED = dict(
     sliding_window=None, max_window_layers=0, rope_scaling=None, bos_token_id=0, eos_token_id=0)
 ONE = 0x3F80  # bf16
 HALF_WIDTH = 0.0346  # Of a uniform distribution of deviation 0.02.
+EMBEDDING_EXPONENT = 6
 
 
 def config_of(shape, layers):
@@ -81,6 +83,12 @@ def random_bf16(rng, count):
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
+def scaled(bits, exponent):
+    """bf16 times a power of two."""
+    values = (bits.astype(np.uint32) << 16).view(np.float32) * np.float32(2 ** exponent)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def write_checkpoint(shape, layers, folder, seed=1):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +109,7 @@ def write_checkpoint(shape, layers, folder, seed=1):
         text += b" " * (-len(text) % 8)
         with open(folder / name, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
-            for size in tensors.values():
+            for tensor, size in tensors.items():
                 left = int(np.prod(size))
                 if len(size) == 1:
                     file.write(np.full(left, ONE, np.uint16).tobytes())
@@ -109,6 +117,8 @@ def write_checkpoint(shape, layers, folder, seed=1):
                 while left:
                     start = int(rng.integers(0, len(pool) // 2))
                     part = pool[start:start + min(left, len(pool) // 2)]
+                    if tensor == "model.embed_tokens.weight":
+                        part = scaled(part, EMBEDDING_EXPONENT)
                     file.write(part.tobytes())
                     left -= len(part)
         total += offset

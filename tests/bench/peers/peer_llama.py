@@ -59,25 +59,24 @@ class Peer:
                 array = (ctypes.c_float * self.vocab_size).from_address(address)
                 np.frombuffer(array, np.float32).argmax()
 
-    def prompt(self, sequence, tokens):
-        ids = self.tokens.draw(tokens)
-        for start in range(0, tokens, CHUNK):
-            self.run([(ids[i], i, sequence, i == tokens - 1)
-                      for i in range(start, min(tokens, start + CHUNK))])
+    def prompts(self, sequences, tokens):
+        rows = [(token, position, sequence, position == tokens - 1) for sequence in sequences
+                for position, token in enumerate(self.tokens.draw(tokens))]
+        start = time.perf_counter()
+        for first in range(0, len(rows), CHUNK):
+            self.run(rows[first:first + CHUNK])
+        return time.perf_counter() - start
 
     def prefill(self, tokens, times):
         seconds = []
-        for _ in range(times):
+        for _ in range(times + 1):  # The first is not counted.
             llama_cpp.llama_memory_clear(self.memory, True)
-            start = time.perf_counter()
-            self.prompt(0, tokens)
-            seconds.append(time.perf_counter() - start)
-        return seconds
+            seconds.append(self.prompts([0], tokens))
+        return seconds[1:]
 
     def decode(self, batch, context, steps):
         llama_cpp.llama_memory_clear(self.memory, True)
-        for sequence in range(batch):
-            self.prompt(sequence, context)
+        self.prompts(range(batch), context)
         seconds = []
         for step in range(steps + 1):  # The first is not counted.
             rows = [(token, context + step, sequence, True)
