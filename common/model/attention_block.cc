@@ -6,11 +6,11 @@
 
 #include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
+#include "common/model/linear.h"
 #include "kernels/attention/paged_attention.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv/kv_write.h"
 #include "kernels/norm/rms_norm.h"
-#include "kernels/rope/rope.h"
 
 namespace lynx::model {
 
@@ -21,10 +21,7 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
                                DType compute_dtype)
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
-      positions_(positions),
-      rope_(kernels::MakeRopeTable(
-          positions,
-          kernels::MakeRopeFrequencies(spec.rotary_dim, spec.rope_theta, spec.rope_scaling))),
+      rotary_(spec, positions),
       x_(max_rows, spec.hidden_size, compute_dtype),
       attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
   const auto rows = static_cast<size_t>(max_rows);
@@ -42,34 +39,15 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                  int32_t layer, kv::KvArena& kv, float* hidden,
                                  const kernels::ExecContext& ctx) {
   const auto rows = static_cast<int64_t>(places.positions.size());
-  const int64_t hidden_size = spec_.hidden_size;
   const int64_t head_dim = spec_.head_dim;
   const int64_t q_width = spec_.query_heads * head_dim;
 
-  LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
-                                         .gain = weights.input_norm.data(),
-                                         .y = x_.data(),
-                                         .rows = rows,
-                                         .hidden = hidden_size,
-                                         .x_stride = hidden_size,
-                                         .y_stride = x_.stride(),
-                                         .epsilon = spec_.rms_norm_epsilon,
-                                         .y_dtype = x_.dtype()},
-                                        ctx));
-  auto projection = [&](const kernels::Matrix& w, const std::vector<float>& bias,
-                        std::vector<float>& y) {
-    return kernels::GemmArgs{.x = x_.data(),
-                             .w = w,
-                             .y = y.data(),
-                             .rows = rows,
-                             .x_stride = x_.stride(),
-                             .y_stride = w.out,
-                             .x_dtype = x_.dtype(),
-                             .bias = DataOrNull(bias)};
-  };
-  const kernels::GemmArgs projections[] = {projection(weights.q, weights.q_bias, q_),
-                                           projection(weights.k, weights.k_bias, k_),
-                                           projection(weights.v, weights.v_bias, v_)};
+  LYNX_RETURN_IF_ERROR(
+      Normalise(hidden, weights.input_norm, spec_.rms_norm_epsilon, rows, x_, ctx));
+  const kernels::GemmArgs projections[] = {
+      Projection(x_, weights.q, weights.q_bias, rows, q_.data()),
+      Projection(x_, weights.k, weights.k_bias, rows, k_.data()),
+      Projection(x_, weights.v, weights.v_bias, rows, v_.data())};
   LYNX_RETURN_IF_ERROR(kernels::Gemm(projections, ctx));
 
   const LayerAttention& kind = spec_.attention[static_cast<size_t>(layer)];
@@ -81,8 +59,10 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
     Clip(rows * spec_.kv_heads * head_dim, v_);
   }
   if (kind.rope) {
-    LYNX_RETURN_IF_ERROR(Rotate(places, spec_.query_heads, q_, ctx));
-    LYNX_RETURN_IF_ERROR(Rotate(places, spec_.kv_heads, k_, ctx));
+    LYNX_RETURN_IF_ERROR(
+        rotary_.Rotate(places.positions, spec_.query_heads, head_dim, q_width, q_.data(), ctx));
+    LYNX_RETURN_IF_ERROR(rotary_.Rotate(places.positions, spec_.kv_heads, head_dim,
+                                        spec_.kv_heads * head_dim, k_.data(), ctx));
     LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.query_heads, q_, ctx));
     LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.kv_heads, k_, ctx));
   } else if (spec_.query_growth > 0) {
@@ -115,17 +95,10 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                                 .scale = spec_.attention_scale,
                                                 .sinks = DataOrNull(weights.sinks)},
                                                ctx));
-  return kernels::Gemm({.x = attended_.data(),
-                        .w = weights.o,
-                        .y = hidden,
-                        .rows = rows,
-                        .x_stride = attended_.stride(),
-                        .y_stride = hidden_size,
-                        .x_dtype = attended_.dtype(),
-                        .accumulate = true,
-                        .scale = spec_.residual_multiplier,
-                        .bias = DataOrNull(weights.o_bias)},
-                       ctx);
+  kernels::GemmArgs output = Projection(attended_, weights.o, weights.o_bias, rows, hidden);
+  output.accumulate = true;
+  output.scale = spec_.residual_multiplier;
+  return kernels::Gemm(output, ctx);
 }
 
 absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
@@ -157,21 +130,6 @@ void AttentionBlock::Clip(int64_t count, std::vector<float>& x) const {
   for (float& value : std::span(x).first(static_cast<size_t>(count))) {
     value = std::clamp(value, -spec_.clip_qkv, spec_.clip_qkv);
   }
-}
-
-absl::Status AttentionBlock::Rotate(const RowPlaces& places, int64_t heads, std::vector<float>& x,
-                                    const kernels::ExecContext& ctx) {
-  return kernels::Rope({.x = x.data(),
-                        .positions = places.positions.data(),
-                        .cosines = rope_.cosines.data(),
-                        .sines = rope_.sines.data(),
-                        .rows = static_cast<int64_t>(places.positions.size()),
-                        .heads = heads,
-                        .rotary_dim = spec_.rotary_dim,
-                        .head_stride = spec_.head_dim,
-                        .x_stride = heads * spec_.head_dim,
-                        .table_positions = positions_},
-                       ctx);
 }
 
 }  // namespace lynx::model

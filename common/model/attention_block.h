@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -9,19 +8,11 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
-#include "kernels/attention/paged_attention_args.h"
+#include "common/model/rotary.h"
+#include "common/model/row_places.h"
 #include "kernels/core/exec_context.h"
-#include "kernels/kv/kv_write_args.h"
-#include "kernels/rope/rope_table.h"
 
 namespace lynx::model {
-
-// Where the rows of one step stand, for one layer. All spans have one entry a row.
-struct RowPlaces {
-  std::span<const int32_t> positions;
-  std::span<const kernels::AttentionRow> attention;
-  std::span<const kernels::KvSlot> slots;
-};
 
 // The attention half of a decoder layer:
 //   h += o_proj(attention(rope(norm(q_proj(norm(h)))), ...))
@@ -41,13 +32,10 @@ class AttentionBlock {
                          std::vector<float>& x, const kernels::ExecContext& ctx);
   void GrowQueries(const RowPlaces& places);
   void Clip(int64_t count, std::vector<float>& x) const;
-  absl::Status Rotate(const RowPlaces& places, int64_t heads, std::vector<float>& x,
-                      const kernels::ExecContext& ctx);
 
   const ModelSpec& spec_;  // Outlives this.
   const bool round_bf16_;
-  const int64_t positions_;
-  const kernels::RopeTable rope_;
+  const Rotary rotary_;
   ActivationBuffer x_;               // [max_rows, hidden]
   ActivationBuffer attended_;        // [max_rows, query_heads, head_dim]
   std::vector<float> rotated_gain_;  // [head_dim] of QueryKeyNorm::kRotated, or empty

@@ -64,10 +64,11 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
   for (FeedForwardKind kind : spec.feed_forward)
     layers += kind == FeedForwardKind::kMoe ? 'm' : 'd';
   hash.Update(absl::StrCat(
-      "lynx model 3\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
+      "lynx model 4\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
       spec.hidden_size, "\nlayers ", layers, "\nheads ", spec.query_heads, " ", spec.kv_heads, " ",
       spec.head_dim, " ", spec.rotary_dim, " ", static_cast<int>(spec.query_key_norm), " ",
-      spec.qkv_bias, " ", spec.output_bias,
+      spec.qkv_bias, " ", spec.output_bias, "\nlatents ", spec.q_lora_rank, " ", spec.kv_lora_rank,
+      " ", spec.qk_nope_head_dim, " ", spec.qk_rope_head_dim, " ", spec.v_head_dim,
       absl::StrFormat("\nscales %a %a %a %a %a", static_cast<double>(spec.clip_qkv),
                       static_cast<double>(spec.attention_scale),
                       static_cast<double>(spec.embedding_multiplier),
@@ -82,8 +83,9 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
       absl::StrFormat("%a", static_cast<double>(spec.expert_clamp)), "\nshared ",
       spec.shared_intermediate_size, " ", spec.shared_gate, "\neos ",
       absl::StrJoin(spec.eos_token_ids, " "), "\ncompute ", std::string(Name(compute_dtype)),
-      "\nkv ", std::string(Name(kv_dtype)), " [K|V][head][", kv::kBlockTokens, "][dim]\nweights ",
-      weights_identity.size(), " ", std::string(weights_identity), "\n"));
+      "\nkv ", std::string(Name(kv_dtype)), spec.has_latents() ? " [" : " [K|V][head][",
+      kv::kBlockTokens, "][dim]\nweights ", weights_identity.size(), " ",
+      std::string(weights_identity), "\n"));
   return hash.HexDigest();
 }
 

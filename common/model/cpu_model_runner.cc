@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "common/model/attention_block.h"
 #include "common/model/compatibility.h"
 #include "common/model/feed_forward_block.h"
+#include "common/model/latent_attention_block.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
@@ -49,9 +51,13 @@ class CpuModelRunner : public ModelRunner {
              .isa = options.isa.value_or(kernels::BestIsa()),
              .team = team_.get(),
              .streamed_bytes = &streamed_bytes_},
-        attention_(spec_, max_rows_, max_positions_, options.compute_dtype),
         feed_forward_(spec_, max_rows_, options.compute_dtype, options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
+    if (spec_.has_latents()) {
+      latent_attention_.emplace(spec_, max_rows_, max_positions_, options.compute_dtype);
+    } else {
+      attention_.emplace(spec_, max_rows_, max_positions_, options.compute_dtype);
+    }
     const auto rows = static_cast<size_t>(max_rows_);
     const auto hidden = static_cast<size_t>(spec_.hidden_size);
     tokens_.reserve(rows);
@@ -94,6 +100,7 @@ class CpuModelRunner : public ModelRunner {
   absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
   void PlaceRows(std::span<const SequenceRows> batch);
   void Embed();
+  absl::Status Attend(const LayerWeights& weights, const RowPlaces& places, int32_t layer);
   absl::Status ComputeLogits();
 
   const ModelSpec spec_;
@@ -106,7 +113,8 @@ class CpuModelRunner : public ModelRunner {
   const std::unique_ptr<kernels::ThreadTeam> team_;
   std::atomic<int64_t> streamed_bytes_{0};  // Of matrices, in the current step.
   const kernels::ExecContext ctx_;
-  AttentionBlock attention_;
+  std::optional<AttentionBlock> attention_;  // One of the two.
+  std::optional<LatentAttentionBlock> latent_attention_;
   FeedForwardBlock feed_forward_;
   ActivationBuffer normed_;  // [max_logits, hidden]: what the head takes.
   std::string numeric_class_;
@@ -228,6 +236,15 @@ void CpuModelRunner::Embed() {
   stats_.weight_bytes_streamed += bytes;
 }
 
+absl::Status CpuModelRunner::Attend(const LayerWeights& weights, const RowPlaces& places,
+                                    int32_t layer) {
+  if (latent_attention_.has_value()) {
+    return latent_attention_->Run(weights.latent_attention, places, layer, *kv_, hidden_.data(),
+                                  ctx_);
+  }
+  return attention_->Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_);
+}
+
 absl::Status CpuModelRunner::ComputeLogits() {
   if (wanted_.empty()) return absl::OkStatus();
   const int64_t hidden = spec_.hidden_size;
@@ -270,8 +287,7 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
     for (kernels::AttentionRow& row : attention_rows_) {
       row.first = attention.FirstFor(row.position);
     }
-    LYNX_RETURN_IF_ERROR(
-        attention_.Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_));
+    LYNX_RETURN_IF_ERROR(Attend(weights, places, layer));
     LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
                                            policies_, hidden_.data(), ctx_));
     const bool moe = weights.feed_forward.is_moe();
@@ -282,7 +298,8 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
     stats_.plan_seconds.push_back(moe ? feed_forward_.plan_seconds() : 0);
     stats_.expert_bytes_read += active * expert_bytes;
     stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes;
-    stats_.weight_bytes_read += weights.attention.bytes() + weights.feed_forward.fixed_bytes() +
+    stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
+                                weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
     if (observer != nullptr && !observer->OnLayerDone(layer)) {
       wanted_.clear();
@@ -326,7 +343,14 @@ absl::Status CheckSpec(const ModelSpec& spec) {
     return wrong("a size is not positive");
   }
   if (spec.query_heads % spec.kv_heads != 0) return wrong("kv_heads does not divide query_heads");
-  if (spec.head_dim % 2 != 0 || spec.head_dim > 256) return wrong("head_dim is odd or above 256");
+  if (spec.has_latents() &&
+      (spec.kv_heads != 1 || spec.head_dim != spec.qk_nope_head_dim + spec.qk_rope_head_dim ||
+       spec.rotary_dim != spec.qk_rope_head_dim || spec.v_head_dim <= 0)) {
+    return wrong("the sizes of latent attention contradict each other");
+  }
+  if (!spec.has_latents() && (spec.head_dim % 2 != 0 || spec.head_dim > 256)) {
+    return wrong("head_dim is odd or above 256");
+  }
   if (static_cast<int32_t>(spec.feed_forward.size()) != spec.layers ||
       static_cast<int32_t>(spec.attention.size()) != spec.layers) {
     return wrong("feed_forward or attention does not name every layer");
@@ -354,11 +378,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
     const RunnerOptions& options, ModelSpec spec, const TensorMap& tensors,
     std::string_view identity, std::function<void(std::span<const std::byte>)> consumed) {
   LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
-                        kv::KvArena::Create({.layers = spec.layers,
-                                             .kv_heads = spec.kv_heads,
-                                             .head_dim = spec.head_dim,
-                                             .dtype = options.kv_dtype},
-                                            options.kv_blocks));
+                        kv::KvArena::Create(KvLayoutOf(spec, options.kv_dtype), options.kv_blocks));
   try {
     auto team = std::make_unique<kernels::ThreadTeam>(Threads(options), options.cpus);
     absl::StatusOr<ModelWeights> weights;

@@ -10,6 +10,8 @@
 #include "common/model/families/family.h"
 #include "common/model/json_file.h"
 #include "common/model/model_config.h"
+#include "kernels/attention/latent_attention_args.h"
+#include "kernels/gemm/gemm.h"
 
 namespace lynx::model {
 namespace {
@@ -27,17 +29,7 @@ absl::Status ReadDenseSize(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& config) {
-  ModelSpec spec;
-  spec.model_type = family.model_type;
-  LYNX_ASSIGN_OR_RETURN(const std::string activation, config.Text("hidden_act", "silu"));
-  if (activation != "silu") return config.Unserved("hidden_act", "only silu is served");
-
-  LYNX_ASSIGN_OR_RETURN(spec.vocab_size, config.Size("vocab_size"));
-  LYNX_ASSIGN_OR_RETURN(spec.hidden_size, config.Size("hidden_size"));
-  LYNX_ASSIGN_OR_RETURN(spec.layers, config.Size("num_hidden_layers"));
-  if (spec.layers > 10000) return config.Wrong("num_hidden_layers", "at most 10000");
-  LYNX_ASSIGN_OR_RETURN(spec.query_heads, config.Size("num_attention_heads"));
+absl::Status ReadGroupedHeads(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(spec.kv_heads, config.SizeOr("num_key_value_heads", spec.query_heads));
   if (spec.query_heads % spec.kv_heads != 0) {
     return config.Wrong("num_key_value_heads",
@@ -51,11 +43,52 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   if (spec.head_dim % 2 != 0 || spec.head_dim > 256) {
     return config.Wrong("head_dim", "even and at most 256");
   }
+  spec.rotary_dim = spec.head_dim;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLatentHeads(const ModelConfig& config, ModelSpec& spec) {
+  const auto wrong_above = [&](const char* key, int64_t value, int64_t most) {
+    return value <= most ? absl::OkStatus() : config.Wrong(key, absl::StrCat("at most ", most));
+  };
+  // What the kernels take. Models have up to 1536, 512, 128, 64, 128 and 128 heads.
+  constexpr int64_t kMaxWidth = 1 << 16;
+  LYNX_RETURN_IF_ERROR(wrong_above("num_attention_heads", spec.query_heads, kernels::kMaxGemms));
+  LYNX_ASSIGN_OR_RETURN(spec.q_lora_rank, config.CountOr("q_lora_rank", 0));
+  LYNX_ASSIGN_OR_RETURN(spec.kv_lora_rank, config.Size("kv_lora_rank"));
+  LYNX_ASSIGN_OR_RETURN(spec.qk_nope_head_dim, config.Size("qk_nope_head_dim"));
+  LYNX_ASSIGN_OR_RETURN(spec.qk_rope_head_dim, config.Size("qk_rope_head_dim"));
+  LYNX_ASSIGN_OR_RETURN(spec.v_head_dim, config.Size("v_head_dim"));
+  LYNX_RETURN_IF_ERROR(wrong_above("kv_lora_rank", spec.kv_lora_rank, kernels::kMaxLatentDim));
+  LYNX_RETURN_IF_ERROR(wrong_above("qk_nope_head_dim", spec.qk_nope_head_dim, kMaxWidth));
+  LYNX_RETURN_IF_ERROR(wrong_above("v_head_dim", spec.v_head_dim, kMaxWidth));
+  if (spec.qk_rope_head_dim % 2 != 0 || spec.qk_rope_head_dim > kernels::kMaxLatentRopeDim) {
+    return config.Wrong("qk_rope_head_dim",
+                        absl::StrCat("even and at most ", kernels::kMaxLatentRopeDim));
+  }
+  spec.kv_heads = 1;
+  spec.head_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim;
+  spec.rotary_dim = spec.qk_rope_head_dim;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& config) {
+  ModelSpec spec;
+  spec.model_type = family.model_type;
+  LYNX_ASSIGN_OR_RETURN(const std::string activation, config.Text("hidden_act", "silu"));
+  if (activation != "silu") return config.Unserved("hidden_act", "only silu is served");
+
+  LYNX_ASSIGN_OR_RETURN(spec.vocab_size, config.Size("vocab_size"));
+  LYNX_ASSIGN_OR_RETURN(spec.hidden_size, config.Size("hidden_size"));
+  LYNX_ASSIGN_OR_RETURN(spec.layers, config.Size("num_hidden_layers"));
+  if (spec.layers > 10000) return config.Wrong("num_hidden_layers", "at most 10000");
+  LYNX_ASSIGN_OR_RETURN(spec.query_heads, config.Size("num_attention_heads"));
+  LYNX_RETURN_IF_ERROR(family.has_latents ? ReadLatentHeads(config, spec)
+                                          : ReadGroupedHeads(config, spec));
   LYNX_ASSIGN_OR_RETURN(spec.max_positions, config.Size("max_position_embeddings"));
   LYNX_ASSIGN_OR_RETURN(const double epsilon, config.Positive("rms_norm_eps", 1e-6));
   spec.rms_norm_epsilon = static_cast<float>(epsilon);
   LYNX_ASSIGN_OR_RETURN(spec.tied_embeddings, config.Flag("tie_word_embeddings", false));
-  spec.rotary_dim = spec.head_dim;
   spec.attention.resize(static_cast<size_t>(spec.layers));
   spec.attention_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
   LYNX_RETURN_IF_ERROR(family.read(config, spec));
@@ -85,6 +118,20 @@ absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
 
 bool ModelSpec::has_moe() const {
   return std::count(feed_forward.begin(), feed_forward.end(), FeedForwardKind::kMoe) > 0;
+}
+
+kv::KvLayout KvLayoutOf(const ModelSpec& spec, DType kv_dtype) {
+  if (!spec.has_latents()) {
+    return {.layers = spec.layers,
+            .kv_heads = spec.kv_heads,
+            .head_dim = spec.head_dim,
+            .dtype = kv_dtype};
+  }
+  return {.kind = kv::KvKind::kLatent,
+          .layers = spec.layers,
+          .kv_heads = 1,
+          .head_dim = spec.kv_lora_rank + spec.qk_rope_head_dim,
+          .dtype = kv_dtype};
 }
 
 moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name) {

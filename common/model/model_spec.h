@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
+#include "common/kv/kv_layout.h"
 #include "common/moe/gate.h"
 #include "common/moe/presets.h"
 #include "kernels/rope/rope_scaling.h"
@@ -49,6 +50,14 @@ struct ModelSpec {
   int32_t query_heads = 0;
   int32_t kv_heads = 0;  // Divides query_heads.
   int32_t head_dim = 0;  // Even. query_heads * head_dim may differ from hidden_size.
+  // Multi-head latent attention, where kv_lora_rank > 0: a token leaves one latent of that width in
+  // the cache and one rotated key of qk_rope_head_dim, for all heads. Then kv_heads is 1, head_dim
+  // is qk_nope_head_dim + qk_rope_head_dim, and rotary_dim, the last of these, is qk_rope_head_dim.
+  int32_t q_lora_rank = 0;  // 0: queries are projected in one step.
+  int32_t kv_lora_rank = 0;
+  int32_t qk_nope_head_dim = 0;
+  int32_t qk_rope_head_dim = 0;  // Even.
+  int32_t v_head_dim = 0;
   int32_t max_positions = 0;
   float rms_norm_epsilon = 0;
   double rope_theta = 0;
@@ -94,7 +103,11 @@ struct ModelSpec {
   std::vector<std::string> notes;
 
   bool has_moe() const;
+  bool has_latents() const { return kv_lora_rank > 0; }
 };
+
+// Of the KV cache of a node that holds all of the model.
+kv::KvLayout KvLayoutOf(const ModelSpec& spec, DType kv_dtype);
 
 // What presets of expert policies are picked by. `name` is the model's or its folder's. The result
 // refers to both arguments.

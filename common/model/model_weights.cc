@@ -34,6 +34,13 @@ int64_t AttentionWeights::bytes() const {
   return BytesOf(q) + BytesOf(k) + BytesOf(v) + BytesOf(o);
 }
 
+int64_t LatentAttentionWeights::bytes() const {
+  int64_t bytes = BytesOf(q_a) + BytesOf(q) + BytesOf(kv_a) + BytesOf(o);
+  for (const kernels::Matrix& head : k_up) bytes += BytesOf(head);
+  for (const kernels::Matrix& head : v_up) bytes += BytesOf(head);
+  return bytes;
+}
+
 int64_t FeedForwardWeights::fixed_bytes() const {
   return BytesOf(router) + BytesOf(shared_gate) + BytesOf(shared);
 }

@@ -35,6 +35,23 @@ struct AttentionWeights {
   int64_t bytes() const;  // Of the matrices.
 };
 
+// The same of a model with latents. In kv_a's outputs, and in each head of q's, the part that RoPE
+// turns comes last.
+struct LatentAttentionWeights {
+  std::vector<float> input_norm;  // [hidden]
+  kernels::Matrix q_a;            // [q_lora_rank, hidden]; null data without
+  std::vector<float> q_a_norm;    // [q_lora_rank], or empty
+  kernels::Matrix q;              // [query_heads * head_dim, q_lora_rank, or without it hidden]
+  kernels::Matrix kv_a;           // [kv_lora_rank + qk_rope_head_dim, hidden]
+  std::vector<float> kv_a_norm;   // [kv_lora_rank]
+  // Of each head: to the latents' space and back.
+  std::vector<kernels::Matrix> k_up;  // [kv_lora_rank, qk_nope_head_dim]
+  std::vector<kernels::Matrix> v_up;  // [v_head_dim, kv_lora_rank]
+  kernels::Matrix o;                  // [hidden, query_heads * v_head_dim]
+
+  int64_t bytes() const;  // Of the matrices.
+};
+
 struct FeedForwardWeights {
   std::vector<float> input_norm;                // [hidden]
   kernels::Matrix router;                       // [experts, hidden]; null data for a dense layer
@@ -52,7 +69,9 @@ struct FeedForwardWeights {
 };
 
 struct LayerWeights {
+  // The one that the spec says; the other is empty.
   AttentionWeights attention;
+  LatentAttentionWeights latent_attention;
   FeedForwardWeights feed_forward;
 };
 

@@ -49,11 +49,12 @@ RowSource ReorderedRows(RowSource source, int64_t rows, std::function<int64_t(in
   return reordered;
 }
 
-RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim) {
+RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim,
+                         int64_t rotary_begin) {
   const int64_t rows = source.rows;
   return ReorderedRows(std::move(source), rows, [=](int64_t row) {
-    const int64_t at = row % head_dim;
-    if (at >= rotary_dim) return row;
+    const int64_t at = row % head_dim - rotary_begin;
+    if (at < 0 || at >= rotary_dim) return row;
     const int64_t half = rotary_dim / 2;
     return row - at + (at < half ? 2 * at : 2 * (at - half) + 1);
   });

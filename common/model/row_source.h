@@ -33,8 +33,10 @@ RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t 
 // Row r is row order(r) of `source`.
 RowSource ReorderedRows(RowSource source, int64_t rows, std::function<int64_t(int64_t)> order);
 
-// Heads whose first `rotary_dim` rows RoPE turns in pairs of neighbours, in the order of pairs half
-// of them apart, in which we turn them. Of queries and keys alike this changes no score.
-RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim);
+// Heads of which RoPE turns `rotary_dim` rows from `rotary_begin` on in pairs of neighbours, in the
+// order of pairs half of them apart, in which we turn them. Of queries and keys alike this changes
+// no score.
+RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim,
+                         int64_t rotary_begin = 0);
 
 }  // namespace lynx::model

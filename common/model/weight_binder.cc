@@ -1,6 +1,7 @@
 #include "common/model/weight_binder.h"
 
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -76,6 +77,23 @@ Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in
   const Tensor* tensor = Take(name, {out, in});
   if (tensor == nullptr) return {};
   return packer_.Add(arrange(PlainRows(tensor->data.data(), tensor->dtype, out, in)));
+}
+
+WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, int64_t heads,
+                                                      int64_t first, int64_t second, int64_t in) {
+  const Tensor* tensor = Take(name, {heads * (first + second), in});
+  if (tensor == nullptr) return {};
+  const DType dtype = tensor->dtype;
+  const int64_t row_bytes = in * static_cast<int64_t>(SizeOf(dtype));
+  SplitHeads split;
+  for (int64_t h = 0; h < heads; ++h) {
+    const std::byte* head = tensor->data.data() + h * (first + second) * row_bytes;
+    split.first_transposed.push_back(
+        packer_.Add(StridedRows(head, dtype, in, first, /*row_stride=*/1, /*column_stride=*/in,
+                                {head, static_cast<size_t>(first * row_bytes)})));
+    split.second.push_back(packer_.Add(PlainRows(head + first * row_bytes, dtype, second, in)));
+  }
+  return split;
 }
 
 std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/model/row_source.h"
 #include "common/model/tensor.h"
 #include "common/model/weight_packer.h"
 #include "kernels/gemm/packed_matrix.h"
@@ -43,6 +44,13 @@ class WeightBinder {
   // Its rows as `arrange` puts them.
   kernels::Matrix TakeMatrix(const std::string& name, int64_t out, int64_t in,
                              const std::function<RowSource(RowSource)>& arrange);
+  // One tensor [heads, first rows then second rows, in].
+  struct SplitHeads {
+    std::vector<kernels::Matrix> first_transposed;  // Of each head [in, first].
+    std::vector<kernels::Matrix> second;            // Of each head [second, in].
+  };
+  SplitHeads TakeSplitHeads(const std::string& name, int64_t heads, int64_t first, int64_t second,
+                            int64_t in);
   // In float32.
   std::vector<float> TakeVector(const std::string& name, int64_t size);
   // The same of [count, size], one after the other.

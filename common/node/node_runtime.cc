@@ -24,11 +24,7 @@ namespace {
 // serve the longest request its model allows is of little use.
 int32_t KvBlocks(const NodeConfig& config, const model::ModelSpec& spec, DType kv_dtype) {
   if (config.kv_blocks > 0) return config.kv_blocks;
-  const kv::KvLayout layout = {.layers = spec.layers,
-                               .kv_heads = spec.kv_heads,
-                               .head_dim = spec.head_dim,
-                               .dtype = kv_dtype};
-  const int64_t fit = config.kv_memory_bytes / layout.BlockBytes();
+  const int64_t fit = config.kv_memory_bytes / model::KvLayoutOf(spec, kv_dtype).BlockBytes();
   return static_cast<int32_t>(
       std::clamp<int64_t>(fit, kv::BlocksFor(spec.max_positions) + 1, 1 << 24));
 }

@@ -73,16 +73,14 @@ absl::Status Gemm(std::span<const GemmArgs> products, const ExecContext& ctx) {
       for (const GemmArgs& args : products) internal::GemmReference(args);
       break;
     case Backend::kCpu: {
-      int64_t items[kMaxGemms] = {};
+      int64_t ends[kMaxGemms];  // Of each product's items among those of all.
       int64_t total = 0;
       for (size_t i = 0; i < products.size(); ++i) {
-        items[i] = products[i].rows == 0 ? 0 : internal::Items(products[i].w, ctx);
-        total += items[i];
+        ends[i] = total += products[i].rows == 0 ? 0 : internal::Items(products[i].w, ctx);
       }
       ForEach(ctx, total, [&](int64_t item) {
-        size_t i = 0;
-        for (; item >= items[i]; ++i) item -= items[i];
-        RunItem(products[i], item, ctx);
+        const auto i = std::upper_bound(ends, ends + products.size(), item) - ends;
+        RunItem(products[static_cast<size_t>(i)], item - (i == 0 ? 0 : ends[i - 1]), ctx);
       });
       break;
     }

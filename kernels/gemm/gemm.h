@@ -23,9 +23,9 @@ int64_t ActivationStride(int64_t width, DType dtype);
 //   Unavailable      this machine cannot run ctx.
 absl::Status Gemm(const GemmArgs& args, const ExecContext& ctx);
 
-// Several products in one go, as few as kMaxGemms: their threads wait for one another once. None
+// Several products in one go, at most kMaxGemms: their threads wait for one another once. None
 // writes what another touches. Nothing is computed if one is refused.
-inline constexpr size_t kMaxGemms = 8;
+inline constexpr size_t kMaxGemms = 256;
 absl::Status Gemm(std::span<const GemmArgs> products, const ExecContext& ctx);
 
 }  // namespace lynx::kernels

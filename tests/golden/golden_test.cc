@@ -248,11 +248,12 @@ TEST_P(GoldenVariantTest, InBf16TheDistributionIsTheirs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
-                         ::testing::Values("dense-untied-f32", "sparse-step-tied-f16", "glm4-moe",
-                                           "glm4-moe-plain", "gpt-oss", "granitemoe",
-                                           "granitemoeshared", "llama", "llama-biased",
-                                           "llama3-scaled", "llama4", "llama4-text", "mistral",
-                                           "mixtral", "olmoe", "olmoe-clipped", "qwen2",
+                         ::testing::Values("deepseek-v2", "deepseek-v2-grouped", "deepseek-v3",
+                                           "deepseek-v3-plain", "dense-untied-f32",
+                                           "sparse-step-tied-f16", "glm4-moe", "glm4-moe-plain",
+                                           "gpt-oss", "granitemoe", "granitemoeshared", "llama",
+                                           "llama-biased", "llama3-scaled", "llama4", "llama4-text",
+                                           "mistral", "mixtral", "olmoe", "olmoe-clipped", "qwen2",
                                            "qwen2-moe", "qwen3", "qwen3-yarn"),
                          [](const auto& param) {
                            std::string name = param.param;
@@ -293,7 +294,7 @@ Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
   std::vector<std::vector<TokenId>> other_tokens;
   for (int32_t i = 0; i < schedule.companions; ++i) {
     other_blocks.push_back(Blocks(30 + i * 2, 2));
-    other_tokens.push_back({static_cast<TokenId>(100 + i), 7, 9});
+    other_tokens.push_back({static_cast<TokenId>((100 + i) % runner.spec().vocab_size), 7, 9});
   }
   Trace trace;
   const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
@@ -331,7 +332,22 @@ Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
   return trace;
 }
 
-class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels::Isa>> {
+// A model with the golden fixture beside it.
+struct ExactModel {
+  const char* name;
+  const char* folder;
+  const char* fixture;
+};
+
+void PrintTo(const ExactModel& model, std::ostream* os) { *os << model.name; }
+
+constexpr ExactModel kExactModels[] = {
+    {"heads", "models/lynx-tiny-moe", "tests/golden/lynx-tiny-moe"},
+    {"latents", "tests/golden/variants/deepseek-v3-plain",
+     "tests/golden/variants/deepseek-v3-plain"},
+};
+
+class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels::Isa, ExactModel>> {
  protected:
   void SetUp() override {
     if (isa() > kernels::BestIsa()) GTEST_SKIP() << kernels::Name(isa()) << " is not usable here";
@@ -339,7 +355,18 @@ class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels:
   DType dtype() const { return std::get<0>(GetParam()); }
   kernels::Isa isa() const { return std::get<1>(GetParam()); }
   std::unique_ptr<ModelRunner> Load(int32_t threads = 0) const {
-    return LoadTiny(dtype(), threads, "models/lynx-tiny-moe", isa());
+    return LoadTiny(dtype(), threads, std::get<2>(GetParam()).folder, isa());
+  }
+  // The fixture's prompts, over and over.
+  static std::vector<TokenId> Tokens(size_t count) {
+    std::vector<TokenId> tokens;
+    while (tokens.size() < count) {
+      for (const Prompt& prompt : LoadFixture(std::get<2>(GetParam()).fixture)) {
+        tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
+      }
+    }
+    tokens.resize(count);
+    return tokens;
   }
 };
 
@@ -347,12 +374,8 @@ class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels:
 // leave the last block partly unwritten: not a byte of it may change either.
 TEST_P(ExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
   auto runner = Load();
-  std::vector<TokenId> tokens;
-  for (const Prompt& prompt : LoadFixture()) {
-    tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
-  }
   // Few where the bodies are slow.
-  tokens.resize(isa() == kernels::BestIsa() ? 333 : 77);
+  const std::vector<TokenId> tokens = Tokens(isa() == kernels::BestIsa() ? 333 : 77);
   const auto total = static_cast<int32_t>(tokens.size());
   const Trace whole = RunSequence(*runner, tokens, {.chunk = total});
   EXPECT_FALSE(std::isnan(whole.logits[0]));
@@ -373,7 +396,7 @@ TEST_P(ExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
 }
 
 TEST_P(ExactnessTest, ThreadsDoNotChangeABit) {
-  const std::vector<TokenId> tokens = LoadFixture().back().tokens;
+  const std::vector<TokenId> tokens = Tokens(330);
   const Trace one = RunSequence(*Load(1), tokens, {.chunk = 50});
   for (int32_t threads : {2, 3, 8}) {
     EXPECT_TRUE(RunSequence(*Load(threads), tokens, {.chunk = 50}) == one) << threads << " threads";
@@ -382,10 +405,12 @@ TEST_P(ExactnessTest, ThreadsDoNotChangeABit) {
 
 INSTANTIATE_TEST_SUITE_P(Classes, ExactnessTest,
                          ::testing::Combine(::testing::Values(DType::kF32, DType::kBf16),
-                                            ::testing::ValuesIn(kernels::kAllIsas)),
+                                            ::testing::ValuesIn(kernels::kAllIsas),
+                                            ::testing::ValuesIn(kExactModels)),
                          [](const auto& param) {
                            return std::string(Name(std::get<0>(param.param))) + "_" +
-                                  std::string(kernels::Name(std::get<1>(param.param)));
+                                  std::string(kernels::Name(std::get<1>(param.param))) + "_" +
+                                  std::get<2>(param.param).name;
                          });
 
 }  // namespace

@@ -70,7 +70,40 @@ SIZES = dict(
     eos_token_id=96, pad_token_id=None,
 )
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20)
+LATENTS = dict(
+    head_dim=DEFAULT, num_key_value_heads=4, kv_lora_rank=26, qk_nope_head_dim=14,
+    qk_rope_head_dim=8, v_head_dim=12,
+)
 VARIANTS = {
+    "deepseek-v2": dict(
+        type="deepseek_v2", **LATENTS, q_lora_rank=None, n_routed_experts=6, n_shared_experts=2,
+        num_experts_per_tok=2, moe_intermediate_size=20, num_hidden_layers=3,
+        first_k_dense_replace=1, routed_scaling_factor=1.6, topk_method="greedy",
+        norm_topk_prob=False, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, mscale=0.707, mscale_all_dim=0.707,
+            original_max_position_embeddings=32),
+    ),
+    "deepseek-v2-grouped": dict(
+        type="deepseek_v2", **LATENTS, q_lora_rank=18, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=3, moe_intermediate_size=20, first_k_dense_replace=0,
+        routed_scaling_factor=2.0, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        norm_topk_prob=False, tie_word_embeddings=True,
+    ),
+    "deepseek-v3": dict(
+        type="deepseek_v3", seed=10, **LATENTS, q_lora_rank=22, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=3, moe_intermediate_size=20, num_hidden_layers=3,
+        first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=4, topk_group=2,
+        norm_topk_prob=True, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, mscale=1.0, mscale_all_dim=0.5,
+            original_max_position_embeddings=32),
+    ),
+    "deepseek-v3-plain": dict(
+        # Sizes that the products of bf16 take, and room for more than one split of a sequence.
+        type="deepseek_v3", **{**LATENTS, "kv_lora_rank": 64, "qk_rope_head_dim": 32},
+        max_position_embeddings=512, q_lora_rank=None, n_routed_experts=4, n_shared_experts=2,
+        num_experts_per_tok=2, moe_intermediate_size=20, first_k_dense_replace=0,
+        routed_scaling_factor=1.3, n_group=1, topk_group=1, norm_topk_prob=False,
+    ),
     "dense-untied-f32": dict(
         type="qwen3_moe", seed=10, **EXPERTS, num_hidden_layers=3, mlp_only_layers=[1],
         norm_topk_prob=False, tie_word_embeddings=False,

@@ -34,13 +34,14 @@ struct Ask {
 
 // Requests of mixed lengths and settings; a pure function of the seed.
 std::vector<Ask> MixedAsks(int count, uint32_t seed, uint32_t max_prompt = 150,
-                           uint32_t max_new = 40) {
+                           uint32_t max_new = 40, uint32_t vocabulary = 4093) {
   std::mt19937 rng(seed);
   std::vector<Ask> asks;
   for (int i = 0; i < count; ++i) {
     Ask ask;
     const size_t length = 1 + rng() % max_prompt;
-    for (size_t t = 0; t < length; ++t) ask.prompt.push_back(static_cast<TokenId>(rng() % 4093));
+    for (size_t t = 0; t < length; ++t)
+      ask.prompt.push_back(static_cast<TokenId>(rng() % vocabulary));
     ask.sampling = PlainSampling(static_cast<int32_t>(1 + rng() % max_new));
     ask.sampling.set_seed(rng());
     ask.sampling.set_choice_index(static_cast<uint32_t>(rng() % 3));
@@ -62,7 +63,7 @@ std::vector<Ask> MixedAsks(int count, uint32_t seed, uint32_t max_prompt = 150,
         ask.sampling.set_top_logprobs(3);
         break;
       case 4:
-        ask.sampling.add_stop_token_ids(static_cast<int32_t>(rng() % 300));
+        ask.sampling.add_stop_token_ids(static_cast<int32_t>(rng() % std::min(300u, vocabulary)));
         ask.sampling.set_temperature(0.5f);
         ask.sampling.set_min_new_tokens(2);
         if (ask.sampling.max_new_tokens() < 2) ask.sampling.set_max_new_tokens(2);
@@ -133,6 +134,14 @@ TEST(ClusterTest, ThirtyTwoConcurrentRequestsGetTheTokensOfOneProcessAlone) {
 TEST(ClusterTest, TheSameInFullPrecision) {
   ExpectClusterEqualsAlone({.prefill = 2, .decode = 2, .compute_dtype = DType::kF32},
                            MixedAsks(testing::ForTestSize(3, 16, 64), /*seed=*/7));
+}
+
+// Latents instead of heads' keys and values in the KV that is handed over.
+TEST(ClusterTest, TheSameOfAModelWithLatents) {
+  ExpectClusterEqualsAlone(
+      {.prefill = 2, .decode = 2, .model_dir = "tests/golden/variants/deepseek-v3-plain"},
+      MixedAsks(testing::ForTestSize(6, 32, 200), /*seed=*/11, /*max_prompt=*/150, /*max_new=*/40,
+                /*vocabulary=*/97));
 }
 
 // The decode pool holds a fraction of what the batch needs, so sequences are preempted and

@@ -6,9 +6,9 @@ namespace lynx::model {
 namespace {
 
 constexpr const Family* kFamilies[] = {
-    &kGlm4Moe, &kGptOss,     &kGraniteMoe, &kGraniteMoeShared, &kLlama,
-    &kLlama4,  &kLlama4Text, &kMistral,    &kMixtral,          &kOlmoe,
-    &kQwen2,   &kQwen2Moe,   &kQwen3,      &kQwen3Moe,
+    &kDeepseekV2, &kDeepseekV3, &kGlm4Moe,    &kGptOss,   &kGraniteMoe, &kGraniteMoeShared,
+    &kLlama,      &kLlama4,     &kLlama4Text, &kMistral,  &kMixtral,    &kOlmoe,
+    &kQwen2,      &kQwen2Moe,   &kQwen3,      &kQwen3Moe,
 };
 
 }  // namespace

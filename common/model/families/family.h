@@ -23,6 +23,7 @@ struct Family {
   void (*bind)(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights);
   // The object in config.json that describes the text model, of a model that has other parts, too.
   const char* text_key = nullptr;
+  bool has_latents = false;  // Attends to latents instead of heads' keys and values.
 };
 
 // Null if it is not served.
@@ -30,6 +31,8 @@ const Family* FindFamily(std::string_view model_type);
 // For a message.
 std::string FamilyNames();
 
+extern const Family kDeepseekV2;
+extern const Family kDeepseekV3;
 extern const Family kGlm4Moe;
 extern const Family kGptOss;
 extern const Family kGraniteMoe;

@@ -9,7 +9,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/kv/kv_layout.h"
 #include "services/cli/bench/model_shape.h"
 
 namespace lynx::cli {
@@ -19,23 +18,26 @@ constexpr int64_t kWeightBytes = 2;
 constexpr int64_t kMinReadBuffer = int64_t{64} << 20;
 constexpr int64_t kReadBuffer = int64_t{2} << 30;
 
+// Of one row: queries, keys and values, and the result, each in the latents' space, too, if a model
+// has them.
+int64_t AttentionElements(const model::ModelSpec& spec) {
+  if (!spec.has_latents()) return int64_t{2} * spec.head_dim * (spec.query_heads + spec.kv_heads);
+  const int64_t latent = spec.kv_lora_rank + spec.qk_rope_head_dim;
+  return 2 * (spec.q_lora_rank + latent +
+              spec.query_heads * (spec.head_dim + latent + spec.v_head_dim));
+}
+
 }  // namespace
 
 MemoryNeed NeedOf(const model::ModelSpec& spec, const StepSizes& sizes) {
-  const kv::KvLayout layout{.layers = spec.layers,
-                            .kv_heads = spec.kv_heads,
-                            .head_dim = spec.head_dim,
-                            .dtype = sizes.kv_dtype};
-  // A row's hidden state, normed copy, queries, keys and values, attention's result and what its
-  // experts hold in between.
+  // A row's hidden state, normed copy, what attention and its experts hold in between.
   const int64_t intermediate =
       std::max<int64_t>({spec.dense_intermediate_size, spec.shared_intermediate_size,
                          int64_t{spec.experts_per_token} * spec.expert_intermediate_size});
-  const int64_t row = int64_t{4} * spec.hidden_size +
-                      int64_t{2} * spec.head_dim * (spec.query_heads + spec.kv_heads) +
-                      2 * intermediate + spec.experts;
+  const int64_t row =
+      int64_t{4} * spec.hidden_size + AttentionElements(spec) + 2 * intermediate + spec.experts;
   return {.weights = MatrixParameters(spec) * kWeightBytes,
-          .kv = layout.BlockBytes() * sizes.kv_blocks,
+          .kv = model::KvLayoutOf(spec, sizes.kv_dtype).BlockBytes() * sizes.kv_blocks,
           .steps = static_cast<int64_t>(sizeof(float)) *
                    (sizes.rows * row + sizes.logits_rows * spec.vocab_size)};
 }

@@ -45,7 +45,17 @@ constexpr struct {
         "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
         "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560,
         "shared_expert_intermediate_size": 20480, "norm_topk_prob": false})"},
-    {"deepseek-v2-lite", R"({"model_type": "deepseek_v2"})"},
+    {"deepseek-v2-lite", R"({
+        "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048,
+        "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": null,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
+        "topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+        "norm_topk_prob": false})"},
 };
 
 }  // namespace
@@ -85,7 +95,16 @@ void KeepLayers(int32_t layers, model::ModelSpec& spec) {
 }
 
 int64_t AttentionParameters(const model::ModelSpec& spec) {
-  return int64_t{2} * spec.hidden_size * spec.head_dim * (spec.query_heads + spec.kv_heads);
+  const int64_t hidden = spec.hidden_size;
+  if (!spec.has_latents()) return 2 * hidden * spec.head_dim * (spec.query_heads + spec.kv_heads);
+  const int64_t heads = spec.query_heads;
+  const int64_t latent = spec.kv_lora_rank;
+  const int64_t q_lora = spec.q_lora_rank;
+  const int64_t q = heads * spec.head_dim;
+  return (q_lora > 0 ? q_lora * (hidden + q) : hidden * q) +
+         hidden * (latent + spec.qk_rope_head_dim) +
+         latent * heads * (spec.qk_nope_head_dim + spec.v_head_dim) +
+         heads * spec.v_head_dim * hidden;
 }
 
 int64_t ExpertParameters(const model::ModelSpec& spec) {

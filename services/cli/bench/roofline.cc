@@ -20,12 +20,14 @@ std::vector<Work> WorkOfStep(const model::ModelSpec& spec, const StepRows& rows,
   const auto product = [](int64_t row_count, int64_t parameters) {
     return 2.0 * static_cast<double>(row_count) * static_cast<double>(parameters);
   };
+  const int32_t attended_width =
+      spec.has_latents() ? 2 * spec.kv_lora_rank + spec.qk_rope_head_dim : 2 * spec.head_dim;
   return {
       {.bytes = static_cast<double>(stats.weight_bytes_read - stats.expert_bytes_read) - head_bytes,
        .operations = product(rows.rows, dense)},
-      // Scores and the weighted sum of values.
+      // Scores and the weighted sum of values, or of latents.
       {.bytes = static_cast<double>(stats.kv_bytes_read),
-       .operations = 4.0 * rows.attended * spec.layers * spec.query_heads * spec.head_dim},
+       .operations = 2.0 * rows.attended * spec.layers * spec.query_heads * attended_width},
       {.bytes = static_cast<double>(stats.expert_bytes_read),
        .operations = product(rows.rows, experts)},
       {.bytes = head_bytes, .operations = product(rows.logits_rows, head)},

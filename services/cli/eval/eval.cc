@@ -154,10 +154,7 @@ class Evaluation {
   }
 
   absl::Status LoadRunner(const model::ModelSpec& spec) {
-    const kv::KvLayout layout{.layers = spec.layers,
-                              .kv_heads = spec.kv_heads,
-                              .head_dim = spec.head_dim,
-                              .dtype = DTypeNamed(config_.kv_dtype).value()};
+    const kv::KvLayout layout = model::KvLayoutOf(spec, DTypeNamed(config_.kv_dtype).value());
     const int32_t largest = *std::max_element(batches_.begin(), batches_.end());
     const auto blocks = static_cast<int32_t>(
         std::min<int64_t>(config_.kv_memory / layout.BlockBytes(), int64_t{1} << 24));

@@ -271,6 +271,8 @@ TEST(InMemoryModelTest, SpecsAndTensorsThatDoNotFitAreRefused) {
   refused([](ModelSpec& spec) { spec.vocab_size = 0; }, "positive");
   refused([](ModelSpec& spec) { spec.vocab_size = 60; }, "embed_tokens");
 
+  refused([](ModelSpec& spec) { spec.kv_lora_rank = 8; }, "latent");
+
   const InMemory model = InMemory::Of(TinyModel::Make());
   TensorMap tensors = model.folder.tensors();
   Tensor& cut = tensors["model.layers.1.mlp.experts.2.up_proj.weight"];
@@ -450,6 +452,21 @@ TEST_F(StepTest, WhatKernelsStreamIsWhatThePlanSays) {
       EXPECT_EQ(runner->stats().weight_bytes_streamed, runner->stats().weight_bytes_read);
     }
   }
+}
+
+// Of a model with latents, from the golden fixtures.
+TEST(LatentStepTest, StatsCountWhatWasRead) {
+  auto runner = ModelRunner::Load(Options("tests/golden/variants/deepseek-v2-grouped"));
+  ASSERT_THAT(runner, IsOk());
+  const ModelSpec& spec = (*runner)->spec();
+  EXPECT_EQ((*runner)->kv().layout(), KvLayoutOf(spec, DType::kBf16));
+  EXPECT_EQ((*runner)->kv().layout().kind, kv::KvKind::kLatent);
+  const SequenceRows rows{.tokens = kTokens, .blocks = kBlocks, .logits_rows = 1};
+  ASSERT_THAT((*runner)->Step({&rows, 1}, nullptr), IsOk());
+  const StepStats& stats = (*runner)->stats();
+  EXPECT_EQ(stats.kv_bytes_read, 18 * 2 * (26 + 8) * 2) << "tokens, layers, latent and key, bf16";
+  EXPECT_GT(stats.weight_bytes_read, 0);
+  EXPECT_EQ(stats.weight_bytes_streamed, stats.weight_bytes_read);
 }
 
 // A poisoned weight must show in the logits of the rows that meet it, and in no others.

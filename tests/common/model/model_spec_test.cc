@@ -1,5 +1,7 @@
 #include "common/model/model_spec.h"
 
+#include <cmath>
+#include <fstream>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -156,6 +158,100 @@ TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
   EXPECT_THAT(Load(With("model_type", "bert")),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("bert")));
   EXPECT_THAT(Load(With("rope_scaling", nullptr)), IsOk());
+}
+
+// --- DeepSeek
+
+// A config of the golden fixtures, with changes.
+absl::StatusOr<ModelSpec> LoadDeepseek(const std::string& variant, const json& changes = {}) {
+  std::ifstream file("tests/golden/variants/" + variant + "/config.json");
+  json config = json::parse(file);
+  if (!changes.is_null()) config.update(changes);
+  return Load(config);
+}
+
+TEST(DeepseekSpecTest, LatentsHaveTheirOwnSizes) {
+  const auto spec = LoadDeepseek("deepseek-v3");
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_TRUE(spec->has_latents());
+  EXPECT_EQ(spec->q_lora_rank, 22);
+  EXPECT_EQ(spec->kv_lora_rank, 26);
+  EXPECT_EQ(spec->kv_heads, 1);
+  EXPECT_EQ(spec->head_dim, 14 + 8);
+  EXPECT_EQ(spec->rotary_dim, 8);
+  EXPECT_EQ(spec->v_head_dim, 12);
+  EXPECT_EQ(KvLayoutOf(*spec, DType::kBf16), (kv::KvLayout{.kind = kv::KvKind::kLatent,
+                                                           .layers = 3,
+                                                           .kv_heads = 1,
+                                                           .head_dim = 26 + 8,
+                                                           .dtype = DType::kBf16}));
+  EXPECT_EQ(LoadDeepseek("deepseek-v2")->q_lora_rank, 0);
+  EXPECT_FALSE(Load(Good())->has_latents());
+}
+
+// The square of yarn's factor multiplies the scale of scores, and only where mscale_all_dim is set.
+TEST(DeepseekSpecTest, YarnScalesScores) {
+  const double plain = 1 / std::sqrt(22.0);
+  json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 1000.0}, {"mscale", 1.0}};
+  const auto scale = [&] {
+    return LoadDeepseek("deepseek-v2", {{"rope_parameters", yarn}})->attention_scale;
+  };
+  EXPECT_FLOAT_EQ(scale(), static_cast<float>(plain));
+  yarn["mscale_all_dim"] = 0;
+  EXPECT_FLOAT_EQ(scale(), static_cast<float>(plain));
+  yarn["mscale_all_dim"] = 0.5;
+  EXPECT_FLOAT_EQ(scale(), static_cast<float>(plain * std::pow(0.05 * std::log(4.0) + 1, 2)));
+}
+
+TEST(DeepseekSpecTest, GatesAreThoseOfTheFamilies) {
+  const auto greedy = LoadDeepseek("deepseek-v2", {{"n_group", 3}, {"topk_group", 1}});
+  ASSERT_THAT(greedy, IsOk());
+  EXPECT_EQ(greedy->gate.groups, 1) << "groups count only where topk_method says so";
+  EXPECT_EQ(greedy->gate.rule, moe::Gate::Rule::kKeepMass);
+  EXPECT_FLOAT_EQ(greedy->gate.scale, 1.6f);
+  EXPECT_FALSE(greedy->ranking_bias);
+  EXPECT_EQ(greedy->shared_intermediate_size, 40);
+  EXPECT_FLOAT_EQ(LoadDeepseek("deepseek-v2", {{"norm_topk_prob", true}})->gate.scale, 1)
+      << "what is renormalised is not scaled";
+
+  const auto grouped = LoadDeepseek("deepseek-v2-grouped");
+  ASSERT_THAT(grouped, IsOk());
+  EXPECT_EQ(grouped->gate.groups, 4);
+  EXPECT_EQ(grouped->gate.groups_kept, 2);
+  EXPECT_EQ(grouped->gate.group_score, moe::Gate::GroupScore::kMax);
+
+  const auto v3 = LoadDeepseek("deepseek-v3");
+  ASSERT_THAT(v3, IsOk());
+  EXPECT_EQ(v3->gate.score, moe::Gate::Score::kSigmoid);
+  EXPECT_EQ(v3->gate.group_score, moe::Gate::GroupScore::kTopTwoSum);
+  EXPECT_FLOAT_EQ(v3->gate.scale, 2.5f);
+  EXPECT_TRUE(v3->ranking_bias);
+}
+
+TEST(DeepseekSpecTest, WhatDoesNotFitIsNamed) {
+  for (const auto& [key, value] : {std::pair{"kv_lora_rank", json(0)},
+                                   {"kv_lora_rank", json(769)},
+                                   {"kv_lora_rank", json(nullptr)},
+                                   {"qk_nope_head_dim", json(1 << 20)},
+                                   {"qk_rope_head_dim", json(7)},
+                                   {"qk_rope_head_dim", json(130)},
+                                   {"v_head_dim", json(-1)},
+                                   {"num_attention_heads", json(257)},
+                                   {"n_group", json(3)},
+                                   {"topk_group", json(5)}}) {
+    EXPECT_THAT(LoadDeepseek("deepseek-v3", {{key, value}}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(key)))
+        << value;
+  }
+  for (const auto& [key, value] : {std::pair{"attention_bias", json(true)},
+                                   {"rope_interleave", json(false)},
+                                   {"scoring_func", json("softmax")},
+                                   {"topk_method", json("greedy")}}) {
+    EXPECT_THAT(LoadDeepseek("deepseek-v3", {{key, value}}),
+                StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(key)));
+  }
+  EXPECT_THAT(LoadDeepseek("deepseek-v2", {{"topk_method", "noaux_tc"}}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("topk_method")));
 }
 
 TEST(ModelSpecTest, HostileFilesGetAStatus) {

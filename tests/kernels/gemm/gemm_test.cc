@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <vector>
 
@@ -82,6 +83,40 @@ TEST_P(GemmTest, ScalesAddsABiasAndAccumulates) {
   args.bias = nullptr;
   ASSERT_TRUE(Gemm(args, GetParam()).ok());
   EXPECT_EQ(y, (std::vector<float>{7.25f, -10, 26.25f, -9}));
+}
+
+// As many as there may be, each with its own shape, and some without rows.
+TEST_P(GemmTest, ProductsInOneCallAreThoseOfEachAlone) {
+  ThreadTeam team(3);
+  ExecContext threaded = GetParam();
+  threaded.team = &team;
+  std::deque<PackedMatrix> weights;  // Neither moves.
+  std::deque<ActivationRows> inputs;
+  std::vector<std::vector<float>> want;
+  std::vector<std::vector<float>> got;
+  for (uint32_t i = 0; i < kMaxGemms; ++i) {
+    const int64_t in = 1 + i % 40, out = 1 + i * 7 % 70, rows = 1 + i % 4;
+    const auto values = RandomNormal(static_cast<size_t>(in * out), i);
+    weights.emplace_back(Encode(values, DType::kF32), DType::kF32, out, in);
+    inputs.emplace_back(RandomNormal(static_cast<size_t>(rows * in), i + 1), rows, DType::kF32);
+    const std::vector<float> alone = Multiply(inputs.back(), weights.back().matrix(), GetParam());
+    want.push_back(i % 5 == 0 ? std::vector<float>(alone.size()) : alone);
+    got.emplace_back(alone.size());
+  }
+  std::vector<GemmArgs> products;
+  for (size_t i = 0; i < kMaxGemms; ++i) {
+    const Matrix w = weights[i].matrix();
+    products.push_back({.x = inputs[i].data(),
+                        .w = w,
+                        .y = got[i].data(),
+                        .rows = i % 5 == 0 ? 0 : inputs[i].rows(),
+                        .x_stride = inputs[i].stride(),
+                        .y_stride = w.out});
+  }
+  ASSERT_TRUE(Gemm(products, threaded).ok());
+  for (size_t i = 0; i < kMaxGemms; ++i) ASSERT_EQ(BitsOf(got[i]), BitsOf(want[i])) << i;
+  products.push_back(products.back());
+  EXPECT_EQ(Gemm(products, threaded).code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Sizes around the pair, the block of depth, the panel and the tiles of rows.

@@ -27,6 +27,13 @@ TEST(MemoryNeedTest, CountsWeightsAndCache) {
   EXPECT_GE(need.steps, 16 * 50304 * 4) << "logits";
 }
 
+TEST(MemoryNeedTest, LatentsTakeLittleCache) {
+  const auto shape = LoadModelShape("deepseek-v2-lite");
+  ASSERT_THAT(shape, IsOk());
+  const MemoryNeed need = NeedOf(shape->spec, {.kv_blocks = 16, .rows = 16, .logits_rows = 16});
+  EXPECT_EQ(need.kv, 16 * 16 * 27 * (512 + 64) * 2) << "30.4 KiB a token";
+}
+
 TEST(MemoryNeedTest, WhatDoesNotFitIsRefusedWithWhatWould) {
   const auto shape = LoadModelShape("qwen3-30b-a3b");
   ASSERT_THAT(shape, IsOk());

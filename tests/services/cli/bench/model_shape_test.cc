@@ -1,5 +1,6 @@
 #include "services/cli/bench/model_shape.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -25,7 +26,9 @@ struct Published {
 
 double ActiveParameters(const model::ModelSpec& spec) {
   const int64_t idle = int64_t{spec.experts - spec.experts_per_token} * ExpertParameters(spec);
-  return static_cast<double>(MatrixParameters(spec) - spec.layers * idle) / 1e9;
+  const auto moe_layers =
+      std::count(spec.feed_forward.begin(), spec.feed_forward.end(), model::FeedForwardKind::kMoe);
+  return static_cast<double>(MatrixParameters(spec) - moe_layers * idle) / 1e9;
 }
 
 void ExpectParameters(const std::string& name, const Published& published) {
@@ -41,11 +44,13 @@ TEST(ModelShapeTest, ShapesHaveThePublishedNumberOfParameters) {
   ExpectParameters("qwen3-30b-a3b", {.total = 30.53, .active = 3.35});
   ExpectParameters("mixtral-8x7b", {.total = 46.70, .active = 12.88});
   ExpectParameters("qwen2-57b-a14b", {.total = 57.41, .active = 14.25});
+  ExpectParameters("deepseek-v2-lite", {.total = 15.71, .active = 2.66});
 }
 
 TEST(ModelShapeTest, GatesAreThoseOfTheModels) {
   EXPECT_EQ(LoadModelShape("olmoe-1b-7b")->spec.gate.rule, moe::Gate::Rule::kKeepMass);
   EXPECT_EQ(LoadModelShape("mixtral-8x7b")->spec.gate.rule, moe::Gate::Rule::kRenormalise);
+  EXPECT_EQ(LoadModelShape("deepseek-v2-lite")->spec.gate.rule, moe::Gate::Rule::kKeepMass);
 }
 
 TEST(ModelShapeTest, EveryNameIsKnown) {
