@@ -197,7 +197,7 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   stats_.prefill_rows = 0;
   stats_.plans.clear();
   stats_.plan_seconds.clear();
-  const int64_t token_bytes = kv_->layout().BlockBytes() / kv::kBlockTokens;
+  const int64_t token_bytes = kv_->layout().BlockLayerBytes() / kv::kBlockTokens;
   for (const SequenceRows& sequence : batch) {
     const auto count = static_cast<int32_t>(sequence.tokens.size());
     (sequence.decode ? stats_.decode_rows : stats_.prefill_rows) += count;
@@ -212,7 +212,10 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
       slots_.push_back({.block = sequence.blocks[static_cast<size_t>(position / kv::kBlockTokens)],
                         .offset = position % kv::kBlockTokens});
     }
-    stats_.kv_bytes_read += (sequence.start + count) * token_bytes;
+    for (const LayerAttention& layer : spec_.attention) {
+      stats_.kv_bytes_read +=
+          (sequence.start + count - layer.FirstFor(sequence.start)) * token_bytes;
+    }
   }
   stats_.phase = stats_.prefill_rows == 0  ? moe::Phase::kDecode
                  : stats_.decode_rows == 0 ? moe::Phase::kPrefill
