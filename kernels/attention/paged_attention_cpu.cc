@@ -53,11 +53,9 @@ SplitKv<T> Locate(const PagedAttentionArgs& args, const AttentionTile& tile, int
   SplitKv<T> kv;
   kv.blocks = BlocksOf(visible.end);
   kv.head_elements = kAttentionBlockTokens * args.head_dim;
-  const int first = visible.begin / kLanes;
-  for (int b = 0; b < kv.blocks; ++b) {
-    // Tokens before the first have weight zero: any block will do for them.
-    const int at = b < first ? first : b;
-    const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + at];
+  kv.first = visible.begin / kLanes;
+  for (int b = kv.first; b < kv.blocks; ++b) {
+    const int64_t block = args.rows[tile.row].blocks[split * kSplitBlocks + b];
     const auto* base = reinterpret_cast<const T*>(args.kv + block * args.block_stride_bytes);
     kv.k[b] = base + kv_head * kv.head_elements;
     kv.v[b] = base + (args.kv_heads + kv_head) * kv.head_elements;
@@ -70,7 +68,7 @@ template <typename T>
 bool FiniteValues(const SplitKv<T>& kv, int begin, int end, int64_t head_dim) {
   F32x16 zero = Zero();
   for (int t = begin; t < end; ++t) {
-    const T* v = kv.v[t / kLanes] + t % kLanes * head_dim;
+    const T* v = kv.V(t / kLanes, 0) + t % kLanes * head_dim;
     int64_t d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) zero = MulAdd(Load(v + d), Zero(), zero);
     if (d < head_dim) zero = MulAdd(LoadPartial(v + d, head_dim - d), Zero(), zero);

@@ -10,13 +10,23 @@ namespace lynx::kernels::LYNX_KERNEL_ISA {
 
 static_assert(kAttentionBlockTokens == kLanes, "one lane per token of a block");
 
+// What stands for blocks that nobody attends to.
+alignas(64) inline constexpr float kZeroBlock[kAttentionBlockTokens * kMaxHeadDim] = {};
+
 // Of KV heads that lie together.
 template <typename T>
 struct SplitKv {
-  const T* K(int block, int head) const { return k[block] + head * head_elements; }
-  const T* V(int block, int head) const { return v[block] + head * head_elements; }
+  const T* K(int block, int head) const { return At(k, block, head); }
+  const T* V(int block, int head) const { return At(v, block, head); }
+  const T* At(const T* const* base, int block, int head) const {
+    if (block < first) return reinterpret_cast<const T*>(kZeroBlock);
+    return base[block] + head * head_elements;
+  }
 
-  int blocks = 0;             // Those that hold a token somebody attends to.
+  // Blocks [first, blocks) hold tokens that somebody attends to. Those before may be of anybody's,
+  // so zeros are read in their place, at weight zero: the order of sums is the same with them.
+  int first = 0;
+  int blocks = 0;
   int64_t head_elements = 0;  // Of a head in a block.
   const T* k[kSplitBlocks];   // Each [heads, 16, head_dim].
   const T* v[kSplitBlocks];

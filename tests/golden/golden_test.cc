@@ -345,6 +345,8 @@ constexpr ExactModel kExactModels[] = {
     {"heads", "models/lynx-tiny-moe", "tests/golden/lynx-tiny-moe"},
     {"latents", "tests/golden/variants/deepseek-v3-plain",
      "tests/golden/variants/deepseek-v3-plain"},
+    {"windows", "tests/golden/variants/gpt-oss", "tests/golden/variants/gpt-oss"},
+    {"chunks", "tests/golden/variants/llama4", "tests/golden/variants/llama4"},
 };
 
 class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels::Isa, ExactModel>> {

@@ -124,7 +124,7 @@ VARIANTS = {
         norm_topk_prob=False,
     ),
     "gpt-oss": dict(
-        type="gpt_oss", num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
+        type="gpt_oss", max_position_embeddings=512, num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
         num_hidden_layers=3, layer_types=["sliding_attention", "full_attention"] + ["sliding_attention"],
         rope_parameters=dict(
             rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32,
@@ -148,7 +148,7 @@ VARIANTS = {
     ),
     "llama-biased": dict(type="llama", attention_bias=True, tie_word_embeddings=True),
     "llama4": dict(
-        type="llama4_text", wrapped="llama4", head_dim=12, num_local_experts=5, num_experts_per_tok=2,
+        type="llama4_text", wrapped="llama4", max_position_embeddings=512, head_dim=12, num_local_experts=5, num_experts_per_tok=2,
         intermediate_size=20, intermediate_size_mlp=44, num_hidden_layers=5,
         interleave_moe_layer_step=2, no_rope_layer_interval=3, attention_chunk_size=16,
         attn_temperature_tuning=True, floor_scale=8, attn_scale=0.3,

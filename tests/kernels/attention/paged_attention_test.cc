@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -396,17 +397,21 @@ TEST_P(PagedAttentionTest, BlockIdsDoNotMatter) {
 // from the row's own block and not through the rows it shares work with.
 TEST_P(PagedAttentionTest, NothingBeyondItsPositionCounts) {
   for (const Types& types : kTypes) {
-    for (int32_t base : {0, 240}) {  // Within a split, and across the end of one.
+    // Within a split, and across the end of one; all tokens, and a window.
+    for (const auto& [base, window] : {std::pair{0, 1000}, {240, 1000}, {5, 8}, {240, 8}}) {
       Problem p{.dtype = types.kv, .compute = types.compute};
       p.FillArena(19);
       const auto blocks = Blocks(8);
       const auto block = [&](int32_t token) { return blocks[static_cast<size_t>(token / 16)]; };
       std::vector<AttentionRow> rows;
-      for (int32_t i = 0; i < 20; ++i) rows.push_back({blocks.data(), base + i});
+      for (int32_t i = base; i < base + 20; ++i) {
+        rows.push_back({blocks.data(), i, std::max(0, i + 1 - window)});
+      }
       const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 23);
       const auto before = p.Run(q, rows, GetParam());
       p.Poison(block(base + 20), (base + 20) % 16);  // Tokens that no row sees.
       EXPECT_EQ(BitsOf(p.Run(q, rows, GetParam())), BitsOf(before));
+      EXPECT_EQ(BitsOf(RunInChunks(p, q, rows, 1, GetParam())), BitsOf(before));
       p.Poison(block(base + 18), (base + 18) % 16);  // Tokens that the last two rows see.
       const auto after = p.Run(q, rows, GetParam());
       const auto width = static_cast<size_t>(p.width());
