@@ -42,9 +42,8 @@ std::string GateText(const moe::Gate& gate) {
 std::string WeightsIdentity(const TensorMap& tensors) {
   Sha256 hash;
   for (const auto& [name, tensor] : tensors) {
-    hash.Update(absl::StrCat("tensor ", name.size(), " ", name, " ",
-                             std::string(Name(tensor.dtype)), " ", absl::StrJoin(tensor.shape, " "),
-                             "\n"));
+    hash.Update(absl::StrCat("tensor ", name.size(), " ", name, " ", std::string(TypeName(tensor)),
+                             " ", absl::StrJoin(tensor.shape, " "), "\n"));
     const size_t size = tensor.data.size();
     if (size <= kSamples * kSampleBytes) {
       hash.Update(tensor.data);
@@ -74,7 +73,8 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
                       static_cast<double>(spec.embedding_multiplier),
                       static_cast<double>(spec.residual_multiplier),
                       static_cast<double>(spec.logits_multiplier)),
-      "\nlayers attend ", AttentionText(spec), "\npositions ", spec.max_positions, "\nepsilon ",
+      "\nlayers attend ", AttentionText(spec), "\nblocks ", spec.fp8_block_rows, " ",
+      spec.fp8_block_width, "\npositions ", spec.max_positions, "\nepsilon ",
       absl::StrFormat("%a", static_cast<double>(spec.rms_norm_epsilon)), "\ntheta ",
       absl::StrFormat("%a", spec.rope_theta), " ", ScalingText(spec.rope_scaling), "\ntied ",
       spec.tied_embeddings, "\ndense ", spec.dense_intermediate_size, "\nexperts ", spec.experts,

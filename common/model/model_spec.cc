@@ -97,6 +97,43 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   return spec;
 }
 
+// `config` of a model that may have other parts, too.
+absl::StatusOr<ModelSpec> ReadText(const Family& family, const ModelConfig& config) {
+  if (family.text_key == nullptr) return ReadFamily(family, config);
+  const json* text = config.Find(family.text_key);
+  if (text == nullptr || !text->is_object()) return config.Wrong(family.text_key, "an object");
+  return ReadFamily(family, ModelConfig(*text, absl::StrCat(config.file(), ": ", family.text_key)));
+}
+
+absl::Status ReadQuantization(const ModelConfig& config, ModelSpec& spec) {
+  constexpr char kKey[] = "quantization_config";
+  const json* object = config.Find(kKey);
+  if (object == nullptr) return absl::OkStatus();
+  if (!object->is_object()) return config.Wrong(kKey, "an object");
+  const ModelConfig inner(*object, absl::StrCat(config.file(), ": ", kKey));
+  // What is served, of keys that say how weights are to be read.
+  for (const auto& [key, served] :
+       {std::pair{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}}) {
+    LYNX_ASSIGN_OR_RETURN(const std::string value, inner.Text(key, served));
+    if (value != served) return inner.Unserved(key, absl::StrCat("served is ", served));
+  }
+  const json* block = inner.Find("weight_block_size");
+  if (block == nullptr) {
+    return inner.Unserved("weight_block_size", "weights without scales of blocks are not served");
+  }
+  const auto is_size = [](const json& size) {
+    return size.is_number_integer() && size > 0 && size <= 1 << 20;
+  };
+  if (!block->is_array() || block->size() != 2 || !is_size((*block)[0]) || !is_size((*block)[1])) {
+    return inner.Wrong("weight_block_size", "two sizes, of rows and of columns");
+  }
+  spec.fp8_block_rows = (*block)[0].get<int32_t>();
+  spec.fp8_block_width = (*block)[1].get<int32_t>();
+  spec.notes.push_back(
+      "quantization_config: weights are dequantised; activations stay as they are");
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
   LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("model_type", std::nullopt));
   const Family* family = FindFamily(type);
@@ -104,14 +141,9 @@ absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
     return config.Unserved("model_type",
                            absl::StrCat("this family is not served; served are ", FamilyNames()));
   }
-  if (config.Find("quantization_config") != nullptr) {
-    return config.Unserved("quantization_config", "quantised weights are not served");
-  }
-  if (family->text_key == nullptr) return ReadFamily(*family, config);
-  const json* text = config.Find(family->text_key);
-  if (text == nullptr || !text->is_object()) return config.Wrong(family->text_key, "an object");
-  return ReadFamily(*family,
-                    ModelConfig(*text, absl::StrCat(config.file(), ": ", family->text_key)));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadText(*family, config));
+  LYNX_RETURN_IF_ERROR(ReadQuantization(config, spec));
+  return spec;
 }
 
 }  // namespace

@@ -96,6 +96,10 @@ struct ModelSpec {
   int32_t shared_intermediate_size = 0;
   bool shared_gate = false;  // It is weighted by a sigmoid of the row's own.
 
+  // Weights in e4m3 have a scale for each block of so many rows and columns; 0: there are none.
+  int32_t fp8_block_rows = 0;
+  int32_t fp8_block_width = 0;
+
   // Tokens that end a sequence: of config.json and generation_config.json together, ascending.
   std::vector<int32_t> eos_token_ids;
 

@@ -11,6 +11,10 @@
 namespace lynx::model {
 namespace {
 
+WeightBinder::Fp8Block BlockOf(const ModelSpec& spec) {
+  return {.rows = spec.fp8_block_rows, .width = spec.fp8_block_width};
+}
+
 // What both passes of the packer do alike.
 ModelWeights BindAll(const ModelSpec& spec, WeightBinder& binder) {
   const Family* family = FindFamily(spec.model_type);
@@ -25,7 +29,7 @@ ModelWeights BindAll(const ModelSpec& spec, WeightBinder& binder) {
 std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec) {
   const TensorMap none;
   WeightPacker counting(nullptr);
-  WeightBinder binder(none, counting);
+  WeightBinder binder(none, counting, BlockOf(spec));
   BindAll(spec, binder);
   return binder.missing();
 }
@@ -50,7 +54,7 @@ int64_t FeedForwardWeights::expert_bytes() const { return BytesOf(experts.front(
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
                                          const PackOptions& options) {
   WeightPacker counting(nullptr);
-  WeightBinder checking(tensors, counting);
+  WeightBinder checking(tensors, counting, BlockOf(spec));
   BindAll(spec, checking);
   LYNX_RETURN_IF_ERROR(checking.Finish());
   if (spec.tied_embeddings && checking.Has("lm_head.weight")) {
@@ -59,7 +63,7 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
   LYNX_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(static_cast<size_t>(counting.bytes()),
                                                               "the packed weights"));
   WeightPacker packer(memory.data());
-  WeightBinder binder(tensors, packer);
+  WeightBinder binder(tensors, packer, BlockOf(spec));
   ModelWeights weights = BindAll(spec, binder);
   packer.Pack(options);
   weights.memory = std::move(memory);

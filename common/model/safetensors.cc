@@ -33,18 +33,20 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The format's own bound.
 constexpr int64_t kMaxIndexBytes = 100'000'000;
-std::optional<DType> ParseDType(const std::string& name) {
-  if (name == "F32") return DType::kF32;
-  if (name == "BF16") return DType::kBf16;
-  if (name == "F16") return DType::kF16;
+
+// A tensor of that type, still without a shape.
+std::optional<Tensor> TensorOfType(const std::string& name) {
+  if (name == "F32") return Tensor{.dtype = DType::kF32};
+  if (name == "BF16") return Tensor{.dtype = DType::kBf16};
+  if (name == "F16") return Tensor{.dtype = DType::kF16};
+  if (name == "F8_E4M3") return Tensor{.dtype = DType::kBf16, .coding = Coding::kE4m3};
   return std::nullopt;
 }
 
 // What a header says of one tensor.
 struct Entry {
   std::string name;
-  DType dtype = DType::kF32;
-  std::vector<int64_t> shape;
+  Tensor tensor;  // Without data.
   uint64_t begin = 0;
   uint64_t end = 0;
 };
@@ -61,14 +63,14 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
     return wrong("has no dtype");
   }
   const std::string dtype = value["dtype"].get<std::string>();
-  const std::optional<DType> parsed = ParseDType(dtype);
-  if (!parsed.has_value()) {
+  std::optional<Tensor> tensor = TensorOfType(dtype);
+  if (!tensor.has_value()) {
     return absl::UnimplementedError(absl::StrCat(file, ": tensor '", name, "' is of type ", dtype,
-                                                 "; F32, BF16 and F16 are served"));
+                                                 "; F32, BF16, F16 and F8_E4M3 are served"));
   }
-  entry.dtype = *parsed;
+  entry.tensor = *std::move(tensor);
   if (!value.contains("shape") || !value["shape"].is_array()) return wrong("has no shape");
-  uint64_t bytes = SizeOf(entry.dtype);
+  uint64_t bytes = ElementBytes(entry.tensor);
   for (const json& size : value["shape"]) {
     if (!size.is_number_unsigned() || size.get<uint64_t>() > uint64_t{1} << 40) {
       return wrong("shape holds something that is no size");
@@ -76,7 +78,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
     if (__builtin_mul_overflow(bytes, size.get<uint64_t>(), &bytes)) {
       return wrong("shape is too large");
     }
-    entry.shape.push_back(size.get<int64_t>());
+    entry.tensor.shape.push_back(size.get<int64_t>());
   }
   if (!value.contains("data_offsets") || !value["data_offsets"].is_array() ||
       value["data_offsets"].size() != 2 || !value["data_offsets"][0].is_number_unsigned() ||
@@ -198,10 +200,8 @@ struct SafetensorsReader {
     }
     for (Entry& entry : entries) {
       const auto tensor_data = data.subspan(entry.begin, entry.end - entry.begin);
-      found.emplace(std::move(entry.name),
-                    Tensor{.dtype = entry.dtype,
-                           .shape = std::move(entry.shape),
-                           .data = Aligned(tensor_data, SizeOf(entry.dtype))});
+      entry.tensor.data = Aligned(tensor_data, ElementBytes(entry.tensor));
+      found.emplace(std::move(entry.name), std::move(entry.tensor));
     }
     return absl::OkStatus();
   }

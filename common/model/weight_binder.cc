@@ -44,7 +44,8 @@ int64_t BytesOf(const ExpertWeights& expert) {
 }
 
 // Null when absent or of the wrong shape.
-const Tensor* WeightBinder::Take(const std::string& short_name, const std::vector<int64_t>& shape) {
+const Tensor* WeightBinder::TakeCoded(const std::string& short_name,
+                                      const std::vector<int64_t>& shape) {
   const std::string name = prefix_ + short_name;
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
@@ -58,7 +59,7 @@ const Tensor* WeightBinder::Take(const std::string& short_name, const std::vecto
         absl::StrCat(name, " is ", ShapeText(tensor.shape), ", wanted ", ShapeText(shape)));
     return nullptr;
   }
-  size_t bytes = SizeOf(tensor.dtype);
+  size_t bytes = ElementBytes(tensor);
   for (int64_t extent : shape) bytes *= static_cast<size_t>(extent);
   if (tensor.data.size() != bytes) {
     wrong_.push_back(absl::StrCat(name, " ", ShapeText(shape), " has ", tensor.data.size(),
@@ -68,30 +69,83 @@ const Tensor* WeightBinder::Take(const std::string& short_name, const std::vecto
   return &tensor;
 }
 
+const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int64_t>& shape) {
+  const Tensor* tensor = TakeCoded(name, shape);
+  if (tensor == nullptr || tensor->coding == Coding::kPlain) return tensor;
+  Refuse(absl::StrCat(prefix_, name, " is ", std::string(TypeName(*tensor)),
+                      ", which is not served there"));
+  return nullptr;
+}
+
+std::optional<WeightBinder::Stored> WeightBinder::TakeStored(const std::string& name, int64_t out,
+                                                             int64_t in) {
+  const Tensor* tensor = TakeCoded(name, {out, in});
+  if (tensor == nullptr) return std::nullopt;
+  if (tensor->coding == Coding::kPlain) return Stored{.tensor = tensor};
+  if (fp8_block_.rows == 0) {
+    Refuse(absl::StrCat(prefix_, name, " is ", std::string(TypeName(*tensor)),
+                        " without a quantization_config"));
+    return std::nullopt;
+  }
+  const std::string scales_name = name + "_scale_inv";
+  const Tensor* scales = Take(scales_name, {(out + fp8_block_.rows - 1) / fp8_block_.rows,
+                                            (in + fp8_block_.width - 1) / fp8_block_.width});
+  if (scales == nullptr) return std::nullopt;
+  if (scales->dtype != DType::kF32) {
+    Refuse(
+        absl::StrCat(prefix_, scales_name, " is ", std::string(TypeName(*scales)), ", wanted f32"));
+    return std::nullopt;
+  }
+  return Stored{.tensor = tensor, .scales = scales};
+}
+
+RowSource WeightBinder::Rows(const Stored& stored, int64_t first, int64_t count) const {
+  const Tensor& tensor = *stored.tensor;
+  const int64_t width = tensor.shape.back();
+  if (stored.scales != nullptr) return Fp8Rows(Fp8Of(stored), first, count);
+  return PlainRows(tensor.data.data() + first * width * static_cast<int64_t>(SizeOf(tensor.dtype)),
+                   tensor.dtype, count, width);
+}
+
+RowSource WeightBinder::Columns(const Stored& stored, int64_t first, int64_t count) const {
+  const Tensor& tensor = *stored.tensor;
+  const int64_t width = tensor.shape.back();
+  if (stored.scales != nullptr) return Fp8Columns(Fp8Of(stored), first, count);
+  const auto row_bytes = static_cast<size_t>(width) * SizeOf(tensor.dtype);
+  const std::span<const std::byte> part = tensor.data.subspan(
+      static_cast<size_t>(first) * row_bytes, static_cast<size_t>(count) * row_bytes);
+  return StridedRows(part.data(), tensor.dtype, width, count, /*row_stride=*/1,
+                     /*column_stride=*/width, part);
+}
+
+Fp8Matrix WeightBinder::Fp8Of(const Stored& stored) const {
+  return {.values = stored.tensor->data,
+          .scales = reinterpret_cast<const float*>(stored.scales->data.data()),
+          .width = stored.tensor->shape.back(),
+          .block_rows = fp8_block_.rows,
+          .block_width = fp8_block_.width};
+}
+
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in) {
   return TakeMatrix(name, out, in, [](RowSource rows) { return rows; });
 }
 
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in,
                                 const std::function<RowSource(RowSource)>& arrange) {
-  const Tensor* tensor = Take(name, {out, in});
-  if (tensor == nullptr) return {};
-  return packer_.Add(arrange(PlainRows(tensor->data.data(), tensor->dtype, out, in)));
+  const std::optional<Stored> stored = TakeStored(name, out, in);
+  if (!stored.has_value()) return {};
+  return packer_.Add(arrange(Rows(*stored, 0, out)));
 }
 
 WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, int64_t heads,
                                                       int64_t first, int64_t second, int64_t in) {
-  const Tensor* tensor = Take(name, {heads * (first + second), in});
-  if (tensor == nullptr) return {};
-  const DType dtype = tensor->dtype;
-  const int64_t row_bytes = in * static_cast<int64_t>(SizeOf(dtype));
+  const std::optional<Stored> stored = TakeStored(name, heads * (first + second), in);
+  if (!stored.has_value()) return {};
   SplitHeads split;
   for (int64_t h = 0; h < heads; ++h) {
-    const std::byte* head = tensor->data.data() + h * (first + second) * row_bytes;
-    split.first_transposed.push_back(
-        packer_.Add(StridedRows(head, dtype, in, first, /*row_stride=*/1, /*column_stride=*/in,
-                                {head, static_cast<size_t>(first * row_bytes)})));
-    split.second.push_back(packer_.Add(PlainRows(head + first * row_bytes, dtype, second, in)));
+    const int64_t row = h * (first + second);
+    split.first_transposed.push_back(packer_.Add(Columns(*stored, row, first)));
+    split.second.push_back(packer_.Add(Rows(*stored, row + first, second)));
   }
   return split;
 }
@@ -110,19 +164,18 @@ ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, i
                                     const MlpNames& names) {
   const std::string gate_name = absl::StrCat(prefix, names.gate, ".weight");
   const std::string up_name = absl::StrCat(prefix, names.up, ".weight");
-  const Tensor* gate = Take(gate_name, {intermediate, hidden});
-  const Tensor* up = Take(up_name, {intermediate, hidden});
-  const Tensor* down = Take(absl::StrCat(prefix, names.down, ".weight"), {hidden, intermediate});
-  if (gate == nullptr || up == nullptr || down == nullptr) return {};
-  if (gate->dtype != up->dtype) {
-    Refuse(absl::StrCat(gate_name, " is ", std::string(Name(gate->dtype)), ", ", up_name, " ",
-                        std::string(Name(up->dtype))));
+  const std::optional<Stored> gate = TakeStored(gate_name, intermediate, hidden);
+  const std::optional<Stored> up = TakeStored(up_name, intermediate, hidden);
+  const std::optional<Stored> down =
+      TakeStored(absl::StrCat(prefix, names.down, ".weight"), hidden, intermediate);
+  if (!gate.has_value() || !up.has_value() || !down.has_value()) return {};
+  if (gate->tensor->dtype != up->tensor->dtype) {
+    Refuse(absl::StrCat(gate_name, " is ", std::string(TypeName(*gate->tensor)), ", ", up_name, " ",
+                        std::string(TypeName(*up->tensor))));
     return {};
   }
-  return {
-      .gate_up = packer_.AddGateUp(PlainRows(gate->data.data(), gate->dtype, intermediate, hidden),
-                                   PlainRows(up->data.data(), up->dtype, intermediate, hidden)),
-      .down = packer_.Add(PlainRows(down->data.data(), down->dtype, hidden, intermediate))};
+  return {.gate_up = packer_.AddGateUp(Rows(*gate, 0, intermediate), Rows(*up, 0, intermediate)),
+          .down = packer_.Add(Rows(*down, 0, hidden))};
 }
 
 std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_up_name,

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/model/fp8_rows.h"
 #include "common/model/row_source.h"
 #include "common/model/tensor.h"
 #include "common/model/weight_packer.h"
@@ -31,9 +33,14 @@ struct MlpNames {
 // that one start shows it all; what was taken is then empty.
 class WeightBinder {
  public:
-  // Both outlive this.
-  WeightBinder(const TensorMap& tensors, WeightPacker& packer)
-      : tensors_(tensors), packer_(packer) {}
+  // Blocks of one scale in matrices of e4m3; 0: there are no such matrices. The first two outlive
+  // this.
+  struct Fp8Block {
+    int64_t rows = 0;
+    int64_t width = 0;
+  };
+  WeightBinder(const TensorMap& tensors, WeightPacker& packer, Fp8Block fp8_block)
+      : tensors_(tensors), packer_(packer), fp8_block_(fp8_block) {}
 
   // Names begin with it from now on, but for those that IgnorePrefix() takes.
   void SetPrefix(std::string prefix) { prefix_ = std::move(prefix); }
@@ -86,13 +93,26 @@ class WeightBinder {
   const std::map<std::string, std::vector<int64_t>>& missing() const { return missing_; }
 
  private:
+  // A matrix in the checkpoint, and its scales if it is of e4m3.
+  struct Stored {
+    const Tensor* tensor = nullptr;
+    const Tensor* scales = nullptr;
+  };
+  // Of any coding.
+  const Tensor* TakeCoded(const std::string& name, const std::vector<int64_t>& shape);
   const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape);
+  std::optional<Stored> TakeStored(const std::string& name, int64_t out, int64_t in);
+  Fp8Matrix Fp8Of(const Stored& stored) const;
+  // `count` rows from `first` on; and transposed.
+  RowSource Rows(const Stored& stored, int64_t first, int64_t count) const;
+  RowSource Columns(const Stored& stored, int64_t first, int64_t count) const;
   // MLP `index` of the tensors' stack.
   kernels::ExpertWeights AddFusedMlp(const Tensor& gate_up, const Tensor& down, int64_t index,
                                      int64_t hidden, int64_t intermediate);
 
   const TensorMap& tensors_;
   WeightPacker& packer_;
+  const Fp8Block fp8_block_;
   std::string prefix_;
   std::set<std::string> taken_;
   std::map<std::string, std::vector<int64_t>> missing_;

@@ -249,12 +249,13 @@ TEST_P(GoldenVariantTest, InBf16TheDistributionIsTheirs) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
                          ::testing::Values("deepseek-v2", "deepseek-v2-grouped", "deepseek-v3",
-                                           "deepseek-v3-plain", "dense-untied-f32",
-                                           "sparse-step-tied-f16", "glm4-moe", "glm4-moe-plain",
-                                           "gpt-oss", "granitemoe", "granitemoeshared", "llama",
-                                           "llama-biased", "llama3-scaled", "llama4", "llama4-text",
-                                           "mistral", "mixtral", "olmoe", "olmoe-clipped", "qwen2",
-                                           "qwen2-moe", "qwen3", "qwen3-yarn"),
+                                           "deepseek-v3-fp8", "deepseek-v3-plain",
+                                           "dense-untied-f32", "sparse-step-tied-f16", "glm4-moe",
+                                           "glm4-moe-plain", "gpt-oss", "granitemoe",
+                                           "granitemoeshared", "llama", "llama-biased",
+                                           "llama3-scaled", "llama4", "llama4-text", "mistral",
+                                           "mixtral", "olmoe", "olmoe-clipped", "qwen2",
+                                           "qwen2-moe", "qwen3", "qwen3-moe-fp8", "qwen3-yarn"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::ranges::replace(name, '-', '_');

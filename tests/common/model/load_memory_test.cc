@@ -27,23 +27,39 @@ constexpr int kLayers = 4;
 constexpr int64_t kKvBlocks = 64;
 constexpr int64_t kKvBytes = kKvBlocks * 16 * kLayers * 2 * 512 * 2;
 
+enum class Experts { kApart, kFused, kQuantised };
+
 // A model of some 210 MB of zeros, which take no space on the disk. Returns the bytes of its
 // matrices, whose sizes leave nothing to pad.
-int64_t WriteModel(const std::filesystem::path& dir, bool fused) {
-  std::ofstream(dir / "config.json") << nlohmann::json{
+int64_t WriteModel(const std::filesystem::path& dir, Experts experts) {
+  nlohmann::json config = {
       {"model_type", "qwen3_moe"},      {"vocab_size", kVocab},           {"hidden_size", kHidden},
       {"num_hidden_layers", kLayers},   {"num_attention_heads", 8},       {"head_dim", 64},
       {"max_position_embeddings", 256}, {"tie_word_embeddings", true},    {"num_experts", kExperts},
       {"num_experts_per_tok", 4},       {"moe_intermediate_size", kWidth}};
+  if (experts == Experts::kQuantised) {
+    config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  }
+  std::ofstream(dir / "config.json") << config;
   nlohmann::json header;
   int64_t end = 0;
   int64_t matrices = 0;
-  auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    int64_t bytes = 2;
+  auto place = [&](const std::string& name, const std::vector<int64_t>& shape, const char* dtype,
+                   int64_t element) {
+    int64_t bytes = element;
     for (int64_t extent : shape) bytes *= extent;
-    header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {end, end + bytes}}};
+    header[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {end, end + bytes}}};
     end += bytes;
-    if (shape.size() > 1) matrices += bytes;
+  };
+  auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    place(name, shape, "BF16", 2);
+    if (shape.size() > 1) matrices += shape[0] * shape[1] * (shape.size() > 2 ? shape[2] : 1) * 2;
+  };
+  auto add_linear = [&](const std::string& name, int64_t out, int64_t in) {
+    if (experts != Experts::kQuantised) return add(name, {out, in});
+    place(name + "_scale_inv", {out / 128, in / 128}, "F32", 4);
+    place(name, {out, in}, "F8_E4M3", 1);
+    matrices += out * in * 2;  // As packed.
   };
   add("model.embed_tokens.weight", {kVocab, kHidden});
   add("model.norm.weight", {kHidden});
@@ -57,16 +73,16 @@ int64_t WriteModel(const std::filesystem::path& dir, bool fused) {
     add(layer + "self_attn.q_norm.weight", {64});
     add(layer + "self_attn.k_norm.weight", {64});
     add(layer + "mlp.gate.weight", {kExperts, kHidden});
-    if (fused) {
+    if (experts == Experts::kFused) {
       add(layer + "mlp.experts.gate_up_proj", {kExperts, 2 * kWidth, kHidden});
       add(layer + "mlp.experts.down_proj", {kExperts, kHidden, kWidth});
       continue;
     }
     for (int64_t e = 0; e < kExperts; ++e) {
       const std::string expert = layer + "mlp.experts." + std::to_string(e) + ".";
-      add(expert + "gate_proj.weight", {kWidth, kHidden});
-      add(expert + "up_proj.weight", {kWidth, kHidden});
-      add(expert + "down_proj.weight", {kHidden, kWidth});
+      add_linear(expert + "gate_proj.weight", kWidth, kHidden);
+      add_linear(expert + "up_proj.weight", kWidth, kHidden);
+      add_linear(expert + "down_proj.weight", kHidden, kWidth);
     }
   }
   const std::string text = header.dump();
@@ -89,11 +105,11 @@ int64_t StatusBytes(const std::string& key) {
   return 0;
 }
 
-class LoadMemoryTest : public ::testing::TestWithParam<bool> {};
+class LoadMemoryTest : public ::testing::TestWithParam<Experts> {};
 
 TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
   TempDir dir;
-  const int64_t weights = WriteModel(dir.path(), /*fused=*/GetParam());
+  const int64_t weights = WriteModel(dir.path(), GetParam());
   std::ofstream clear("/proc/self/clear_refs");
   clear << "5" << std::flush;  // The peak begins anew.
   if (!clear.good()) GTEST_SKIP() << "this system does not reset the peak of memory";
@@ -121,7 +137,8 @@ TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
   EXPECT_GE(after, weights);
 }
 
-INSTANTIATE_TEST_SUITE_P(ExpertsApartOrFused, LoadMemoryTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Experts, LoadMemoryTest,
+                         ::testing::Values(Experts::kApart, Experts::kFused, Experts::kQuantised));
 
 }  // namespace
 }  // namespace lynx::model

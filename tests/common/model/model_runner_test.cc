@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/model/compatibility.h"
 #include "common/model/model_spec.h"
 #include "common/model/router_override.h"
 #include "common/model/safetensors.h"
@@ -280,6 +281,57 @@ TEST(InMemoryModelTest, SpecsAndTensorsThatDoNotFitAreRefused) {
   EXPECT_THAT(ModelRunner::Create(Options(""), model.spec, tensors, "cut"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("experts.2.up_proj.weight [20, 24] has 958 bytes of 960")));
+}
+
+// The golden fixture of a quantised model, changed.
+TEST(QuantisedModelTest, ScalesThatDoNotFitAreNamed) {
+  const std::filesystem::path dir = "tests/golden/variants/deepseek-v3-fp8";
+  const std::string name = "model.layers.1.mlp.experts.2.up_proj.weight";
+  const std::string scales = name + "_scale_inv";
+  const auto folder = SafetensorsFolder::Open(dir);
+  ASSERT_THAT(folder, IsOk());
+  ASSERT_EQ(folder->tensors().at(name).coding, Coding::kE4m3);
+  auto create = [&](auto change) {
+    TensorMap tensors = folder->tensors();
+    ModelSpec spec = *LoadModelSpec(dir);
+    change(tensors, spec);
+    return ModelRunner::Create(Options(""), std::move(spec), tensors, "changed").status();
+  };
+  EXPECT_THAT(create([](TensorMap&, ModelSpec&) {}), IsOk());
+  EXPECT_THAT(create([&](TensorMap& tensors, ModelSpec&) { tensors.erase(scales); }),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(scales)));
+  EXPECT_THAT(create([&](TensorMap& tensors, ModelSpec&) {
+                tensors[scales].shape = {tensors[scales].shape[0] * tensors[scales].shape[1], 1};
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(scales)));
+  EXPECT_THAT(create([&](TensorMap& tensors, ModelSpec&) {
+                Tensor& tensor = tensors[scales];
+                tensor.dtype = DType::kBf16;
+                tensor.data = tensor.data.first(tensor.data.size() / 2);
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(scales), HasSubstr("wanted f32"))));
+  EXPECT_THAT(create([](TensorMap&, ModelSpec& spec) { spec.fp8_block_rows = 0; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("quantization_config")));
+  EXPECT_THAT(create([](TensorMap& tensors, ModelSpec&) {
+                Tensor& norm = tensors["model.norm.weight"];
+                norm.coding = Coding::kE4m3;
+                norm.data = norm.data.first(static_cast<size_t>(norm.shape[0]));
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("model.norm.weight"), HasSubstr("f8_e4m3"))));
+}
+
+TEST(QuantisedModelTest, ScalesArePartOfTheIdentity) {
+  const auto folder = SafetensorsFolder::Open("tests/golden/variants/deepseek-v3-fp8");
+  ASSERT_THAT(folder, IsOk());
+  TensorMap tensors = folder->tensors();
+  const std::string plain = WeightsIdentity(tensors);
+  Tensor& scales = tensors["model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"];
+  std::vector<std::byte> other(scales.data.begin(), scales.data.end());
+  other.back() ^= std::byte{1};
+  scales.data = other;
+  EXPECT_NE(WeightsIdentity(tensors), plain);
 }
 
 // Sends row r of layer l to experts that the bench chose, and remembers what it was asked.

@@ -150,7 +150,6 @@ TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
   for (const auto& [key, value] : {std::pair{"model_type", json("bert")},
                                    {"hidden_act", json("gelu")},
                                    {"use_sliding_window", json(true)},
-                                   {"quantization_config", json{{"quant_method", "fp8"}}},
                                    {"rope_scaling", json{{"type", "longrope"}, {"factor", 4}}},
                                    {"rope_parameters", json{{"rope_type", "dynamic"}}}}) {
     EXPECT_THAT(Load(With(key, value)), StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(key)));
@@ -158,6 +157,38 @@ TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
   EXPECT_THAT(Load(With("model_type", "bert")),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("bert")));
   EXPECT_THAT(Load(With("rope_scaling", nullptr)), IsOk());
+}
+
+TEST(ModelSpecTest, QuantisedWeightsAreThoseWithScalesOfBlocks) {
+  const json fp8 = {{"quant_method", "fp8"},
+                    {"fmt", "e4m3"},
+                    {"activation_scheme", "dynamic"},
+                    {"weight_block_size", {128, 64}}};
+  const auto spec = Load(With("quantization_config", fp8));
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->fp8_block_rows, 128);
+  EXPECT_EQ(spec->fp8_block_width, 64);
+  EXPECT_THAT(spec->notes, ElementsAre(HasSubstr("quantization_config")));
+  EXPECT_EQ(Load(Good())->fp8_block_rows, 0);
+  for (const auto& [key, value] : {std::pair{"quant_method", json("gptq")},
+                                   {"fmt", json("e5m2")},
+                                   {"activation_scheme", json("static")},
+                                   {"weight_block_size", json(nullptr)}}) {
+    json other = fp8;
+    other[key] = value;
+    EXPECT_THAT(Load(With("quantization_config", other)),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         AllOf(HasSubstr("quantization_config"), HasSubstr(key))));
+  }
+  for (const json& block : {json(128), json({128}), json({128, 0}), json({128, "x"})}) {
+    json other = fp8;
+    other["weight_block_size"] = block;
+    EXPECT_THAT(Load(With("quantization_config", other)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight_block_size")))
+        << block;
+  }
+  EXPECT_THAT(Load(With("quantization_config", 8)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("quantization_config")));
 }
 
 // --- DeepSeek
