@@ -70,7 +70,7 @@ class ItemRun {
       } else {
         SumSplit(latents, split, next, split_sums_);
         for (int i = 0; i < tile_.queries; ++i) {
-          if (VisibleTokens(queries_[i].position, split) > 0) {
+          if (VisibleIn(0, queries_[i].position, split).end > 0) {
             MergeSums(&sums_[i], split_sums_[i], args_.latent_dim);
           }
         }
@@ -88,7 +88,7 @@ class ItemRun {
   SplitLatents<Kv> Locate(int32_t split) const {
     int most = 0;
     for (int i = 0; i < tile_.queries; ++i) {
-      const int visible = VisibleTokens(queries_[i].position, split);
+      const int visible = VisibleIn(0, queries_[i].position, split).end;
       most = visible > most ? visible : most;
     }
     SplitLatents<Kv> latents;
@@ -105,7 +105,7 @@ class ItemRun {
     int visible[kTileQueries];
     int fewest = kSplitTokens, most = 0;
     for (int i = 0; i < tile_.queries; ++i) {
-      visible[i] = VisibleTokens(queries_[i].position, split);
+      visible[i] = VisibleIn(0, queries_[i].position, split).end;
       fewest = visible[i] < fewest ? visible[i] : fewest;
       most = visible[i] > most ? visible[i] : most;
     }
@@ -127,7 +127,7 @@ class ItemRun {
                   int tokens, const SplitLatents<Kv>& next, LatentSums* sums) {
     products_.Scores(latents, scores_);
     for (int i = 0; i < count; ++i) {
-      WeighScores(scores_[i], args_.scale, visible[begin + i], latents.blocks, weights_[i],
+      WeighScores(scores_[i], args_.scale, {0, visible[begin + i]}, latents.blocks, weights_[i],
                   &sums[begin + i]);
     }
     products_.Values(latents, tokens, weights_, next, sums + begin);
@@ -162,7 +162,7 @@ void LatentAttentionItem(const LatentAttentionArgs& args, const AttentionTile& t
 void LatentAttentionMerge(const LatentAttentionArgs& args, const AttentionTile& tile, int query,
                           LatentSums* sums) {
   const Query at = QueryAt(args, tile, query);
-  for (int32_t split = 1; VisibleTokens(at.position, split) > 0; ++split) {
+  for (int32_t split = 1; VisibleIn(0, at.position, split).end > 0; ++split) {
     MergeSums(&sums[query], sums[split * tile.queries + query], args.latent_dim);
   }
   Finish(args, at, sums[query]);

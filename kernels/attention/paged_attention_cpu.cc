@@ -1,4 +1,5 @@
 #include "kernels/attention/paged_attention_backends.h"
+#include "kernels/attention/split_softmax.h"
 #include "kernels/core/simd.h"
 
 #if defined(__AMX_BF16__)
@@ -27,17 +28,8 @@ Query QueryAt(const PagedAttentionArgs& args, const AttentionTile& tile, int i) 
           .position = args.rows[row].position};
 }
 
-// Tokens [begin, end) of a split that a query attends to; {0, 0} if none.
-struct Visible {
-  int begin, end;
-};
-
-Visible VisibleIn(const Query& query, int32_t split) {
-  const int32_t start = split * kSplitTokens;
-  const int32_t begin = query.first > start ? query.first - start : 0;
-  const int32_t left = query.position + 1 - start;
-  const int32_t end = left < kSplitTokens ? left : kSplitTokens;
-  return begin < end ? Visible{begin, end} : Visible{0, 0};
+Visible SeenBy(const Query& query, int32_t split) {
+  return VisibleIn(query.first, query.position, split);
 }
 
 Visible Union(Visible a, Visible b) {
@@ -45,13 +37,11 @@ Visible Union(Visible a, Visible b) {
   return {a.begin < b.begin ? a.begin : b.begin, a.end > b.end ? a.end : b.end};
 }
 
-int BlocksOf(int tokens) { return (tokens + kLanes - 1) / kLanes; }
-
 template <typename T>
 SplitKv<T> Locate(const PagedAttentionArgs& args, const AttentionTile& tile, int64_t kv_head,
                   int32_t split, Visible visible) {
   SplitKv<T> kv;
-  kv.blocks = BlocksOf(visible.end);
+  kv.blocks = BlocksOfTokens(visible.end);
   kv.head_elements = kAttentionBlockTokens * args.head_dim;
   kv.first = visible.begin / kLanes;
   for (int b = kv.first; b < kv.blocks; ++b) {
@@ -76,57 +66,14 @@ bool FiniteValues(const SplitKv<T>& kv, int begin, int end, int64_t head_dim) {
   return ReduceAdd(zero) == 0;
 }
 
-// From the scores of visible tokens to their weights, and zeros for the other tokens of `blocks`
-// rounded up to even: bf16 products walk two blocks at a time.
-template <typename Weight>
-void Weigh(float* scores, float scale, Visible visible, int blocks, Weight* weights,
-           AttentionSums* sums) {
-  const int seen = BlocksOf(visible.end);
-  F32x16 largest = Set1(-__builtin_inff());
-  for (int b = 0; b < seen; ++b) {
-    F32x16 score = Mul(Load(scores + b * kLanes), Set1(scale));
-    Store(scores + b * kLanes, score);
-    const int begin = b * kLanes, end = begin + kLanes;
-    if (begin < visible.begin || end > visible.end) {
-      for (int t = begin; t < end; ++t) {
-        if (t < visible.begin || t >= visible.end) scores[t] = -__builtin_inff();
-      }
-      score = Load(scores + begin);
-    }
-    largest = Max(largest, score);
-  }
-  sums->largest = ReduceMax(largest);
-  F32x16 total = Zero();
-  for (int b = 0; b < seen; ++b) {
-    const F32x16 score = Load(scores + b * kLanes);
-    total = Add(total,
-                StoreWeight(weights + b * kLanes, ExpOfNegative(Sub(score, Set1(sums->largest)))));
-  }
-  Store(sums->total, total);
-  for (int b = seen; b < (blocks + 1) / 2 * 2; ++b) StoreWeight(weights + b * kLanes, Zero());
-}
-
-// Adds the sums of the tokens that follow.
-void Merge(AttentionSums* sums, const AttentionSums& next, int64_t head_dim) {
-  const float largest = next.largest > sums->largest ? next.largest : sums->largest;
-  const F32x16 decay = Exp(Set1(sums->largest - largest));
-  const F32x16 weight = Exp(Set1(next.largest - largest));
-  auto merge = [&](float* to, const float* from) {
-    Store(to, MulAdd(Load(to), decay, Mul(Load(from), weight)));
-  };
-  for (int64_t d = 0; d < head_dim; d += kLanes) merge(sums->sum + d, next.sum + d);
-  merge(sums->total, next.total);
-  sums->largest = largest;
-}
-
 // Gives `sums`, a query's, those of `split` besides those of the splits before.
 void AddSplit(const Query& query, int32_t split, const AttentionSums& of_split, int64_t head_dim,
               AttentionSums* sums) {
-  if (VisibleIn(query, split).end == 0) return;
+  if (SeenBy(query, split).end == 0) return;
   if (split == query.first / kSplitTokens) {
     *sums = of_split;
   } else {
-    Merge(sums, of_split, head_dim);
+    MergeSums(sums, of_split, head_dim);
   }
 }
 
@@ -144,31 +91,15 @@ void AddSink(AttentionSums* sums, float score, int64_t head_dim) {
   sums->largest = largest;
 }
 
-inline F32x16 Rounded(const float*, F32x16 a) { return a; }
-inline F32x16 Rounded(const Bf16*, F32x16 a) { return RoundBf16(a); }
-
-template <typename Out>
-void FinishTo(Out* y, const AttentionSums& sums, int64_t head_dim) {
-  const F32x16 total = Set1(ReduceAdd(Load(sums.total)));
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    const F32x16 mean = Rounded(y, Div(Load(sums.sum + d), total));
-    if (head_dim - d >= kLanes) {
-      Store(y + d, mean);
-    } else {
-      StorePartial(y + d, mean, head_dim - d);
-    }
-  }
-}
-
 void Finish(const PagedAttentionArgs& args, const Query& query, int64_t kv_head,
             AttentionSums& sums) {
   const int64_t head = kv_head * (args.heads / args.kv_heads) + query.head;
   if (args.sinks != nullptr) AddSink(&sums, args.sinks[head], args.head_dim);
   const int64_t place = query.row * args.y_stride + head * args.head_dim;
   if (args.compute_dtype == DType::kBf16) {
-    FinishTo(static_cast<Bf16*>(args.y) + place, sums, args.head_dim);
+    WriteMean(static_cast<Bf16*>(args.y) + place, sums, args.head_dim);
   } else {
-    FinishTo(static_cast<float*>(args.y) + place, sums, args.head_dim);
+    WriteMean(static_cast<float*>(args.y) + place, sums, args.head_dim);
   }
 }
 
@@ -232,8 +163,8 @@ class ItemRun {
   }
 
   SplitKv<Kv> LocateSplit(int64_t head, int32_t split) const {
-    Visible all = VisibleIn(queries_[0], split);
-    for (int i = 1; i < tile_.queries; ++i) all = Union(all, VisibleIn(queries_[i], split));
+    Visible all = SeenBy(queries_[0], split);
+    for (int i = 1; i < tile_.queries; ++i) all = Union(all, SeenBy(queries_[i], split));
     return Locate<Kv>(args_, tile_, head, split, all);
   }
 
@@ -243,7 +174,7 @@ class ItemRun {
     Visible all{0, 0};
     int latest_begin = 0, earliest_end = kSplitTokens;
     for (int i = 0; i < tile_.queries; ++i) {
-      visible[i] = VisibleIn(queries_[i], split);
+      visible[i] = SeenBy(queries_[i], split);
       all = Union(all, visible[i]);
       latest_begin = visible[i].begin > latest_begin ? visible[i].begin : latest_begin;
       earliest_end = visible[i].end < earliest_end ? visible[i].end : earliest_end;
@@ -275,8 +206,8 @@ class ItemRun {
           Prefetch(kv.V(fetched, head), kv.head_elements);
         }
         const int query = head * count + i;
-        Weigh(scores_[query], args_.scale, visible[i], kv.blocks, weights_[query],
-              &sums[head * sums_stride + i]);
+        WeighScores(scores_[query], args_.scale, visible[i], kv.blocks, weights_[query],
+                    &sums[head * sums_stride + i]);
       }
     }
     products_.Values(kv, tokens, weights_, next, sums, sums_stride);

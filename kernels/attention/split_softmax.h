@@ -6,27 +6,37 @@
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 
-// Tokens of a split that a query attends to.
-inline int VisibleTokens(int32_t position, int32_t split) {
-  const int32_t left = position + 1 - split * kSplitTokens;
-  return left < 0 ? 0 : left < kSplitTokens ? left : kSplitTokens;
+// Tokens [begin, end) of a split that a query attends to; {0, 0} if none.
+struct Visible {
+  int begin, end;
+};
+
+inline Visible VisibleIn(int32_t first, int32_t position, int32_t split) {
+  const int32_t start = split * kSplitTokens;
+  const int32_t begin = first > start ? first - start : 0;
+  const int32_t left = position + 1 - start;
+  const int32_t end = left < kSplitTokens ? left : kSplitTokens;
+  return begin < end ? Visible{begin, end} : Visible{0, 0};
 }
 
 inline int BlocksOfTokens(int tokens) { return (tokens + kLanes - 1) / kLanes; }
 
-// From the scores of `visible` tokens to their weights, and zeros for the other tokens of `blocks`
+// From the scores of visible tokens to their weights, and zeros for the other tokens of `blocks`
 // rounded up to even: bf16 products walk two blocks at a time. Sets total and largest of `sums`.
 template <typename Weight, typename Sums>
-inline void WeighScores(float* scores, float scale, int visible, int blocks, Weight* weights,
+inline void WeighScores(float* scores, float scale, Visible visible, int blocks, Weight* weights,
                         Sums* sums) {
-  const int seen = BlocksOfTokens(visible);
+  const int seen = BlocksOfTokens(visible.end);
   F32x16 largest = Set1(-__builtin_inff());
   for (int b = 0; b < seen; ++b) {
     F32x16 score = Mul(Load(scores + b * kLanes), Set1(scale));
     Store(scores + b * kLanes, score);
-    if ((b + 1) * kLanes > visible) {
-      for (int t = visible; t < (b + 1) * kLanes; ++t) scores[t] = -__builtin_inff();
-      score = Load(scores + b * kLanes);
+    const int begin = b * kLanes, end = begin + kLanes;
+    if (begin < visible.begin || end > visible.end) {
+      for (int t = begin; t < end; ++t) {
+        if (t < visible.begin || t >= visible.end) scores[t] = -__builtin_inff();
+      }
+      score = Load(scores + begin);
     }
     largest = Max(largest, score);
   }
