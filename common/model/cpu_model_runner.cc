@@ -17,6 +17,7 @@
 #include "common/model/compatibility.h"
 #include "common/model/feed_forward_block.h"
 #include "common/model/latent_attention_block.h"
+#include "common/model/linear.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
@@ -26,7 +27,6 @@
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/norm/rms_norm.h"
 
 namespace lynx::model {
 namespace {
@@ -256,26 +256,12 @@ absl::Status CpuModelRunner::ComputeLogits() {
                 final_.data() + static_cast<int64_t>(i) * hidden);
   }
   const auto rows = static_cast<int64_t>(wanted_.size());
-  LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = final_.data(),
-                                         .gain = weights_.final_norm.data(),
-                                         .y = normed_.data(),
-                                         .rows = rows,
-                                         .hidden = hidden,
-                                         .x_stride = hidden,
-                                         .y_stride = normed_.stride(),
-                                         .epsilon = spec_.rms_norm_epsilon,
-                                         .y_dtype = normed_.dtype()},
-                                        ctx_));
+  LYNX_RETURN_IF_ERROR(
+      Normalise(final_.data(), weights_.final_norm, spec_.rms_norm_epsilon, rows, normed_, ctx_));
   stats_.weight_bytes_read += BytesOf(weights_.head);
-  return kernels::Gemm({.x = normed_.data(),
-                        .w = weights_.head,
-                        .y = logits_.data(),
-                        .rows = rows,
-                        .x_stride = normed_.stride(),
-                        .y_stride = spec_.vocab_size,
-                        .x_dtype = normed_.dtype(),
-                        .scale = spec_.logits_multiplier},
-                       ctx_);
+  kernels::GemmArgs head = Projection(normed_, weights_.head, {}, rows, logits_.data());
+  head.scale = spec_.logits_multiplier;
+  return kernels::Gemm(head, ctx_);
 }
 
 absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObserver* observer) {

@@ -6,8 +6,8 @@
 #include <span>
 
 #include "common/base/status_macros.h"
+#include "common/model/linear.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/norm/rms_norm.h"
 
 namespace lynx::model {
 
@@ -32,17 +32,8 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DTyp
 absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
                                    moe::Phase phase, std::span<const moe::Policy* const> policies,
                                    float* hidden, const kernels::ExecContext& ctx) {
-  const int64_t hidden_size = spec_.hidden_size;
-  LYNX_RETURN_IF_ERROR(kernels::RmsNorm({.x = hidden,
-                                         .gain = weights.input_norm.data(),
-                                         .y = x_.data(),
-                                         .rows = rows,
-                                         .hidden = hidden_size,
-                                         .x_stride = hidden_size,
-                                         .y_stride = x_.stride(),
-                                         .epsilon = spec_.rms_norm_epsilon,
-                                         .y_dtype = x_.dtype()},
-                                        ctx));
+  LYNX_RETURN_IF_ERROR(
+      Normalise(hidden, weights.input_norm, spec_.rms_norm_epsilon, rows, x_, ctx));
   if (!weights.is_moe()) {
     std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
     return RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, hidden, ctx);
@@ -57,15 +48,8 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                                           int32_t layer, moe::Phase phase,
                                           std::span<const moe::Policy* const> policies,
                                           float* hidden, const kernels::ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
-                                      .w = weights.router,
-                                      .y = router_logits_.data(),
-                                      .rows = rows,
-                                      .x_stride = x_.stride(),
-                                      .y_stride = spec_.experts,
-                                      .x_dtype = x_.dtype(),
-                                      .bias = DataOrNull(weights.router_bias)},
-                                     ctx));
+  LYNX_RETURN_IF_ERROR(kernels::Gemm(
+      Projection(x_, weights.router, weights.router_bias, rows, router_logits_.data()), ctx));
   const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
   if (router_override_ != nullptr) {
     router_override_->Replace(layer, static_cast<int32_t>(rows), spec_.experts, logits);
@@ -106,14 +90,8 @@ absl::Status FeedForwardBlock::WeighShared(const FeedForwardWeights& weights, in
     std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
     return absl::OkStatus();
   }
-  LYNX_RETURN_IF_ERROR(kernels::Gemm({.x = x_.data(),
-                                      .w = weights.shared_gate,
-                                      .y = dense_weights_.data(),
-                                      .rows = rows,
-                                      .x_stride = x_.stride(),
-                                      .y_stride = 1,
-                                      .x_dtype = x_.dtype()},
-                                     ctx));
+  LYNX_RETURN_IF_ERROR(
+      kernels::Gemm(Projection(x_, weights.shared_gate, {}, rows, dense_weights_.data()), ctx));
   for (int64_t r = 0; r < rows; ++r) {
     float& weight = dense_weights_[static_cast<size_t>(r)];
     weight = spec_.residual_multiplier / (1 + std::exp(-weight));

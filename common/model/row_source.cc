@@ -41,23 +41,15 @@ RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t 
           .memory = {memory}};
 }
 
-RowSource ReorderedRows(RowSource source, int64_t rows, std::function<int64_t(int64_t)> order) {
-  RowSource reordered = std::move(source);
-  reordered.rows = rows;
-  reordered.read = [read = std::move(reordered.read), order = std::move(order)](
-                       int64_t row, void* scratch) { return read(order(row), scratch); };
-  return reordered;
-}
-
 RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim,
                          int64_t rotary_begin) {
-  const int64_t rows = source.rows;
-  return ReorderedRows(std::move(source), rows, [=](int64_t row) {
+  source.read = [=, read = std::move(source.read)](int64_t row, void* scratch) {
     const int64_t at = row % head_dim - rotary_begin;
-    if (at < 0 || at >= rotary_dim) return row;
+    if (at < 0 || at >= rotary_dim) return read(row, scratch);
     const int64_t half = rotary_dim / 2;
-    return row - at + (at < half ? 2 * at : 2 * (at - half) + 1);
-  });
+    return read(row - at + (at < half ? 2 * at : 2 * (at - half) + 1), scratch);
+  };
+  return source;
 }
 
 }  // namespace lynx::model

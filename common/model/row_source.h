@@ -30,9 +30,6 @@ RowSource PlainRows(const std::byte* data, DType dtype, int64_t rows, int64_t wi
 RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t width,
                       int64_t row_stride, int64_t column_stride, std::span<const std::byte> memory);
 
-// Row r is row order(r) of `source`.
-RowSource ReorderedRows(RowSource source, int64_t rows, std::function<int64_t(int64_t)> order);
-
 // Heads of which RoPE turns `rotary_dim` rows from `rotary_begin` on in pairs of neighbours, in the
 // order of pairs half of them apart, in which we turn them. Of queries and keys alike this changes
 // no score.

@@ -12,14 +12,17 @@ std::vector<AttentionTile> MakeAttentionTiles(const AttentionRow* rows, int64_t 
     const int64_t queries = (end - begin) * group;
     for (int64_t first = 0; first < queries; first += kTileQueries) {
       const int64_t last = std::min(first + kTileQueries, queries) - 1;
-      int32_t position = 0;
+      int32_t first_token = rows[begin + first / group].first;
+      int32_t last_token = 0;
       for (int64_t i = first / group; i <= last / group; ++i) {
-        position = std::max(position, rows[begin + i].position);
+        first_token = std::min(first_token, rows[begin + i].first);
+        last_token = std::max(last_token, rows[begin + i].position);
       }
       tiles.push_back({.row = begin + first / group,
                        .first = first % group,
                        .queries = static_cast<int32_t>(last - first + 1),
-                       .splits = position / kSplitTokens + 1});
+                       .first_split = first_token / kSplitTokens,
+                       .splits = last_token / kSplitTokens + 1 - first_token / kSplitTokens});
     }
   }
   return tiles;

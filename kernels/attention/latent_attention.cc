@@ -50,9 +50,10 @@ absl::Status Validate(const LatentAttentionArgs& args) {
     return absl::InvalidArgumentError("LatentAttention: compute dtype must be f32 or bf16");
   }
   for (int64_t r = 0; r < args.row_count; ++r) {
-    if (args.rows[r].position < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("LatentAttention: position ", args.rows[r].position, " of row ", r));
+    if (args.rows[r].first != 0 || args.rows[r].position < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("LatentAttention: tokens [",
+                                                     args.rows[r].first, ", ",
+                                                     args.rows[r].position, "] of row ", r));
     }
   }
   return absl::OkStatus();

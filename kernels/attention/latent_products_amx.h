@@ -3,6 +3,7 @@
 // For the bodies of LatentAttention only: bf16 products by tdpbf16ps.
 
 #include "kernels/attention/pack_latents.h"
+#include "kernels/attention/transpose.h"
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 
@@ -83,37 +84,6 @@ class LatentBf16Products {
   static __m512 RoundedPairs(const float* q) {
     return reinterpret_cast<__m512>(
         _mm512_cvtne2ps_pbh(_mm512_loadu_ps(q + kLanes), _mm512_loadu_ps(q)));
-  }
-
-  // rows[i] lane j with rows[j] lane i.
-  static void Transpose(__m512 (&a)[kLanes]) {
-    __m512 b[kLanes];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes; i += 2) {
-      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-    // a[4 i + c]: in lane 4 l + k, row 4 i + k of column 4 l + c.
-#pragma GCC unroll 4
-    for (int i = 0; i < kLanes; i += 4) {
-      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const __m512 low01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x44);
-      const __m512 low23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x44);
-      const __m512 high01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xee);
-      const __m512 high23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xee);
-      b[c] = _mm512_shuffle_f32x4(low01, low23, 0x88);
-      b[4 + c] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
-      b[8 + c] = _mm512_shuffle_f32x4(high01, high23, 0x88);
-      b[12 + c] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) a[i] = b[i];
   }
 
   template <int kBlocks, int kQueryTiles>

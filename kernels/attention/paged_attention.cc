@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "kernels/attention/attention_tiles.h"
 #include "kernels/attention/paged_attention_backends.h"
 
 namespace lynx::kernels {
@@ -49,28 +50,11 @@ absl::Status Validate(const PagedAttentionArgs& args) {
 
 std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
   const int64_t group = args.heads / args.kv_heads;
-  std::vector<AttentionTile> tiles;
-  for (int64_t begin = 0, end = 0; begin < args.row_count; begin = end) {
-    while (end < args.row_count && args.rows[end].blocks == args.rows[begin].blocks) ++end;
-    const int64_t queries = (end - begin) * group;
-    for (int64_t first = 0; first < queries; first += kTileQueries) {
-      const int64_t last = std::min(first + kTileQueries, queries) - 1;
-      int32_t first_token = args.rows[begin + first / group].first;
-      int32_t last_token = 0;
-      for (int64_t i = first / group; i <= last / group; ++i) {
-        first_token = std::min(first_token, args.rows[begin + i].first);
-        last_token = std::max(last_token, args.rows[begin + i].position);
-      }
-      const int64_t count = last - first + 1;
-      const bool one_row = first / group == last / group;
-      const int64_t heads_together = one_row ? std::min(kTileQueries / count, args.kv_heads) : 1;
-      tiles.push_back({.row = begin + first / group,
-                       .first = first % group,
-                       .queries = static_cast<int32_t>(count),
-                       .first_split = first_token / kSplitTokens,
-                       .splits = last_token / kSplitTokens + 1 - first_token / kSplitTokens,
-                       .heads_together = static_cast<int32_t>(heads_together)});
-    }
+  std::vector<AttentionTile> tiles = internal::MakeAttentionTiles(args.rows, args.row_count, group);
+  for (AttentionTile& tile : tiles) {
+    const bool one_row = tile.first + tile.queries <= group;
+    tile.heads_together = static_cast<int32_t>(
+        one_row ? std::min<int64_t>(kTileQueries / tile.queries, args.kv_heads) : 1);
   }
   return tiles;
 }

@@ -59,9 +59,9 @@ bool FiniteValues(const SplitKv<T>& kv, int begin, int end, int64_t head_dim) {
   F32x16 zero = Zero();
   for (int t = begin; t < end; ++t) {
     const T* v = kv.V(t / kLanes, 0) + t % kLanes * head_dim;
-    int64_t d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) zero = MulAdd(Load(v + d), Zero(), zero);
-    if (d < head_dim) zero = MulAdd(LoadPartial(v + d, head_dim - d), Zero(), zero);
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      zero = MulAdd(LoadUpTo(v + d, head_dim - d), Zero(), zero);
+    }
   }
   return ReduceAdd(zero) == 0;
 }

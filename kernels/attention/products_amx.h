@@ -3,6 +3,7 @@
 // For the bodies of PagedAttention only: bf16 products by tdpbf16ps.
 
 #include "kernels/attention/pack_values.h"
+#include "kernels/attention/transpose.h"
 
 namespace lynx::kernels::LYNX_KERNEL_ISA {
 
@@ -141,55 +142,32 @@ class Bf16Products {
       if constexpr (kBlocks == 2) StoreTile<2>(to + kLanes, 4);
     } else {
       StoreTile<0>(tile_, kTileRow);
-      Transpose(first_, to);
+      StoreScores(first_, to);
       if constexpr (kBlocks == 2) {
         StoreTile<2>(tile_, kTileRow);
-        Transpose(first_, to + kLanes);
+        StoreScores(first_, to + kLanes);
       }
     }
     if constexpr (kQueryTiles == 2) {
       to += kLanes * kSplitTokens;
       StoreTile<1>(tile_, kTileRow);
-      Transpose(second_, to);
+      StoreScores(second_, to);
       if constexpr (kBlocks == 2) {
         StoreTile<3>(tile_, kTileRow);
-        Transpose(second_, to + kLanes);
+        StoreScores(second_, to + kLanes);
       }
     }
   }
 
   // From tile_ [tokens][queries] to `count` rows of scores.
-  void Transpose(int count, float* to) const {
-    __m512 a[kLanes], b[kLanes];
+  void StoreScores(int count, float* to) const {
+    __m512 a[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) a[i] = _mm512_load_ps(tile_[i]);
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes; i += 2) {
-      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-    // a[4 i + c]: in lane l, tokens 4 i .. 4 i + 3 of query 4 l + c.
-#pragma GCC unroll 4
-    for (int i = 0; i < kLanes; i += 4) {
-      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const __m512 low01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x44);
-      const __m512 low23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x44);
-      const __m512 high01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xee);
-      const __m512 high23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xee);
-      b[c] = _mm512_shuffle_f32x4(low01, low23, 0x88);
-      b[4 + c] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
-      b[8 + c] = _mm512_shuffle_f32x4(high01, high23, 0x88);
-      b[12 + c] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
-    }
+    Transpose(a);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
-      if (i < count) _mm512_storeu_ps(to + i * kSplitTokens, b[i]);
+      if (i < count) _mm512_storeu_ps(to + i * kSplitTokens, a[i]);
     }
   }
 

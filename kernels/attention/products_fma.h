@@ -64,13 +64,6 @@ class FmaProducts {
   static constexpr int kRows = 2;
 #endif
 
-  static F32x16 LoadUpTo(const float* p, int64_t n) {
-    return n >= kLanes ? Load(p) : LoadPartial(p, n);
-  }
-  static F32x16 LoadUpTo(const Bf16* p, int64_t n) {
-    return n >= kLanes ? Load(p) : LoadPartial(p, n);
-  }
-
   // K of kColumns tokens.
   template <int N>
   void ScoreTile(const float* const* q, const T* k, float (*scores)[kSplitTokens], int t) const {

@@ -53,6 +53,12 @@ inline const T* AheadOfV(const SplitKv<T>& kv, const SplitKv<T>& next, int block
   return ahead - kv.blocks < next.blocks ? next.K(ahead - kv.blocks, head) : kv.V(block, head);
 }
 
+// The first n elements, or sixteen if n is larger.
+template <typename T>
+inline F32x16 LoadUpTo(const T* p, int64_t n) {
+  return n >= kLanes ? Load(p) : LoadPartial(p, n);
+}
+
 template <typename T>
 inline void Prefetch(const T* p, int64_t elements) {
   const auto* byte = reinterpret_cast<const char*>(p);

@@ -12,10 +12,4 @@ struct SplitLatents {
   const T* block[kSplitBlocks];  // Each [16, latent_dim + rope_dim].
 };
 
-// The first n elements, or sixteen if n is larger.
-template <typename T>
-inline F32x16 LoadUpTo(const T* p, int64_t n) {
-  return n >= kLanes ? Load(p) : LoadPartial(p, n);
-}
-
 }  // namespace lynx::kernels::LYNX_KERNEL_ISA

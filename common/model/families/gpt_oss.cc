@@ -12,9 +12,7 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   MakeAllLayers(FeedForwardKind::kMoe, spec);
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
   LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, spec));
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", true));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, true, spec));
   spec.sinks = true;
   spec.gate.rule = moe::Gate::Rule::kRenormalise;
   spec.router_bias = true;

@@ -26,9 +26,7 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
   spec.gate.rule = moe::Gate::Rule::kRenormalise;
   spec.gate.scale = spec.residual_multiplier;
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   return ReadRope(config, 10000.0, spec);
 }
 

@@ -14,9 +14,7 @@ absl::Status ReadDense(const ModelConfig& config, ModelSpec& spec) {
 }
 
 absl::Status ReadLlama(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   LYNX_ASSIGN_OR_RETURN(const bool mlp_bias, config.Flag("mlp_bias", false));
   if (mlp_bias) return config.Unserved("mlp_bias", "MLPs with biases are not served");
   return ReadDense(config, spec);
@@ -29,9 +27,7 @@ absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {
 
 absl::Status ReadQwen3(const ModelConfig& config, ModelSpec& spec) {
   spec.query_key_norm = QueryKeyNorm::kPerHead;
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   return ReadDense(config, spec);
 }
 

@@ -33,14 +33,8 @@ absl::Status ReadRotatedLayers(const ModelConfig& config, ModelSpec& spec) {
 // `moe_layers`, or every `interleave_moe_layer_step`-th.
 absl::Status ReadMoeLayers(const ModelConfig& config, ModelSpec& spec) {
   MakeAllLayers(FeedForwardKind::kDense, spec);
-  if (const json* listed = config.Find("moe_layers"); listed != nullptr) {
-    for (const json& layer : *listed) {
-      if (!layer.is_number_integer() || layer < 0 || layer >= spec.layers) {
-        return config.Wrong("moe_layers", absl::StrCat("a list of layers below ", spec.layers));
-      }
-      spec.feed_forward[layer.get<size_t>()] = FeedForwardKind::kMoe;
-    }
-    return absl::OkStatus();
+  if (config.Find("moe_layers") != nullptr) {
+    return SetListedLayers(config, "moe_layers", FeedForwardKind::kMoe, spec);
   }
   LYNX_ASSIGN_OR_RETURN(const int32_t step, config.SizeOr("interleave_moe_layer_step", 1));
   for (int32_t i = step - 1; i < spec.layers; i += step) {
@@ -70,9 +64,7 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
                         config.SizeOr("intermediate_size_mlp", 16384));
   LYNX_ASSIGN_OR_RETURN(const bool norm, config.Flag("use_qk_norm", true));
   if (norm) spec.query_key_norm = QueryKeyNorm::kRotated;
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   spec.neighbour_rope = true;
   spec.gate.score = moe::Gate::Score::kSigmoid;
   spec.gate.rule = moe::Gate::Rule::kKeepMass;

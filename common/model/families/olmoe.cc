@@ -12,9 +12,7 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
   LYNX_RETURN_IF_ERROR(ReadSoftmaxGate(config, spec));
   spec.query_key_norm = QueryKeyNorm::kWholeVector;
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   if (config.Find("clip_qkv") != nullptr) {
     LYNX_ASSIGN_OR_RETURN(const double clip, config.Positive("clip_qkv", std::nullopt));
     spec.clip_qkv = static_cast<float>(clip);

@@ -29,9 +29,7 @@ absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {
 }
 
 absl::Status ReadQwen3(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", false));
-  spec.qkv_bias = bias;
-  spec.output_bias = bias;
+  LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   spec.query_key_norm = QueryKeyNorm::kPerHead;
   return ReadCommon(config, spec);
 }

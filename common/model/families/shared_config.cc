@@ -65,6 +65,13 @@ absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec
   return absl::InvalidArgumentError(absl::StrCat(inner.file(), ": ", std::string(fits.message())));
 }
 
+absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const bool bias, config.Flag("attention_bias", absent));
+  spec.qkv_bias = bias;
+  spec.output_bias = bias;
+  return absl::OkStatus();
+}
+
 absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t window, config.Size("sliding_window"));
   const json* types = config.Find("layer_types");
@@ -122,17 +129,8 @@ absl::Status ReadSparseLayers(const ModelConfig& config, ModelSpec& spec) {
       spec.feed_forward[static_cast<size_t>(i)] = FeedForwardKind::kMoe;
     }
   }
-  if (const json* dense = config.Find("mlp_only_layers"); dense != nullptr) {
-    if (!dense->is_array()) return config.Wrong("mlp_only_layers", "a list of layers");
-    for (const json& layer : *dense) {
-      if (!layer.is_number_integer() || layer < 0 || layer >= spec.layers) {
-        return config.Wrong("mlp_only_layers",
-                            absl::StrCat("a list of layers below ", spec.layers));
-      }
-      spec.feed_forward[layer.get<size_t>()] = FeedForwardKind::kDense;
-    }
-  }
-  return absl::OkStatus();
+  if (config.Find("mlp_only_layers") == nullptr) return absl::OkStatus();
+  return SetListedLayers(config, "mlp_only_layers", FeedForwardKind::kDense, spec);
 }
 
 absl::Status ReadFirstLayersDense(const ModelConfig& config, ModelSpec& spec) {
@@ -192,6 +190,20 @@ absl::Status ReadRotaryFactor(const ModelConfig& config, double absent, ModelSpe
   if (spec.rotary_dim < 2 || spec.rotary_dim > spec.head_dim || spec.rotary_dim % 2 != 0) {
     return config.Wrong("partial_rotary_factor",
                         absl::StrCat("an even part of head_dim, ", spec.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetListedLayers(const ModelConfig& config, const char* key, FeedForwardKind kind,
+                             ModelSpec& spec) {
+  const json* listed = config.Find(key);
+  const std::string wanted = absl::StrCat("a list of layers below ", spec.layers);
+  if (listed == nullptr || !listed->is_array()) return config.Wrong(key, wanted);
+  for (const json& layer : *listed) {
+    if (!layer.is_number_integer() || layer < 0 || layer >= spec.layers) {
+      return config.Wrong(key, wanted);
+    }
+    spec.feed_forward[layer.get<size_t>()] = kind;
   }
   return absl::OkStatus();
 }

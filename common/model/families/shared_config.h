@@ -11,6 +11,9 @@ namespace lynx::model {
 // of it inside `rope_parameters`.
 absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec& spec);
 
+// `attention_bias`: of all four projections of attention, or of none.
+absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec& spec);
+
 // `layer_types`: full_attention, or sliding_attention over `sliding_window`; in turns, from the
 // latter on, where it is absent.
 absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec);
@@ -44,6 +47,9 @@ absl::Status ReadSharedExperts(const ModelConfig& config, ModelSpec& spec);
 // spec.rotary_dim, by `partial_rotary_factor`.
 absl::Status ReadRotaryFactor(const ModelConfig& config, double absent, ModelSpec& spec);
 
+// Makes the layers that `key` lists MoE or dense; InvalidArgument unless it is a list of layers.
+absl::Status SetListedLayers(const ModelConfig& config, const char* key, FeedForwardKind kind,
+                             ModelSpec& spec);
 void MakeAllLayers(FeedForwardKind kind, ModelSpec& spec);
 
 }  // namespace lynx::model

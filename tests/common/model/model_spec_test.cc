@@ -108,6 +108,20 @@ TEST(ModelSpecTest, SparseLayersFollowTheRuleOfTheFamily) {
   EXPECT_EQ(spec->dense_intermediate_size, 28);
 }
 
+TEST(ModelSpecTest, ListsOfLayersAreLists) {
+  std::ifstream file("tests/golden/variants/llama4-text/config.json");
+  json config = json::parse(file);
+  config["moe_layers"] = json::array({1});
+  EXPECT_THAT(Load(config)->feed_forward,
+              ElementsAre(FeedForwardKind::kDense, FeedForwardKind::kMoe));
+  for (const json& bad : {json(1), json{{"a", 1}}, json::array({2}), json::array({"1"})}) {
+    config["moe_layers"] = bad;
+    EXPECT_THAT(Load(config),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'moe_layers'")))
+        << bad;
+  }
+}
+
 TEST(ModelSpecTest, EosIdsComeFromBothFiles) {
   EXPECT_THAT(Load(Good(), R"({"eos_token_id": [1, 60, 2]})")->eos_token_ids,
               ElementsAre(1, 2, 60));

@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/core/float_convert.h"
+#include "tests/kernels/attention/attention_rows.h"
 #include "tests/support/kernel_test.h"
 
 namespace lynx::kernels {
@@ -25,7 +26,6 @@ using ::lynx::testing::KernelTest;
 using ::lynx::testing::RandomNormal;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int32_t kBlocks = 48;  // Of every arena here: three splits of 256 tokens.
 
 // An arena of random latents and the queries of some rows.
 struct Problem {
@@ -123,15 +123,6 @@ TEST_P(LatentAttentionTest, MatchesAHandComputedPair) {
   EXPECT_NEAR(p.Run({1, 1}, {{&block, 1}}, GetParam())[0], 17.5, 1e-5);
 }
 
-// Block tables of sequences as long as they come here, and shorter ones.
-std::vector<int32_t> Blocks(uint32_t seed, size_t count = kBlocks) {
-  std::vector<int32_t> blocks(kBlocks);
-  std::iota(blocks.begin(), blocks.end(), 0);
-  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(seed));
-  blocks.resize(count);
-  return blocks;
-}
-
 // The model's own form: keys and values of every head are made from the latents, by matrices that
 // the absorbed form has moved to the queries and behind the sums.
 TEST_P(LatentAttentionTest, EqualsAttentionOverTheKeysAndValuesOfEachHead) {
@@ -207,15 +198,6 @@ TEST_P(LatentAttentionTest, EqualsAttentionOverTheKeysAndValuesOfEachHead) {
 // As PagedAttention: see the header.
 double Bound(const Problem& p) { return p.compute == DType::kBf16 ? 4e-2 : 5e-5; }
 
-struct Types {
-  DType kv;
-  DType compute;
-};
-constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
-                            {DType::kBf16, DType::kF32},
-                            {DType::kF32, DType::kBf16},
-                            {DType::kBf16, DType::kBf16}};
-
 struct Shape {
   int64_t heads;
   int64_t latent_dim;
@@ -252,22 +234,6 @@ TEST_P(LatentAttentionTest, AgreesWithReference) {
       }
     }
   }
-}
-
-// Runs rows [0, n) in pieces of `chunk`.
-std::vector<float> RunInChunks(const Problem& p, const std::vector<float>& q,
-                               const std::vector<AttentionRow>& rows, size_t chunk,
-                               const ExecContext& ctx) {
-  const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
-  std::vector<float> pieces;
-  for (size_t r = 0; r < rows.size(); r += chunk) {
-    const size_t end = std::min(rows.size(), r + chunk);
-    const auto part =
-        p.Run({q.begin() + at(r * p.QuerySize()), q.begin() + at(end * p.QuerySize())},
-              {rows.begin() + at(r), rows.begin() + at(end)}, ctx);
-    pieces.insert(pieces.end(), part.begin(), part.end());
-  }
-  return pieces;
 }
 
 // Companions, chunks and threads, a prompt's row or a generated token's: none may move a bit.
@@ -440,6 +406,11 @@ TEST_P(LatentAttentionTest, RefusesWhatItCannotRun) {
   refused([](auto& args) { args.y_head_stride = 7; });
   refused([](auto& args) { args.y_stride = 31; });
   refused([](auto& args) { args.block_stride_bytes = 0; });
+  refused([](auto& args) {
+    static constexpr AttentionRow kWindow{.position = 3, .first = 2};
+    args.rows = &kWindow;
+    args.row_count = 1;
+  });
   refused([](auto& args) { args.kv_dtype = DType::kF16; });
   refused([](auto& args) { args.compute_dtype = DType::kF16; });
   refused([](auto& args) {

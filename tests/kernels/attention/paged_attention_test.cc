@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/core/float_convert.h"
+#include "tests/kernels/attention/attention_rows.h"
 #include "tests/support/kernel_test.h"
 
 namespace lynx::kernels {
@@ -24,7 +25,6 @@ using ::lynx::testing::KernelTest;
 using ::lynx::testing::RandomNormal;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int32_t kBlocks = 48;  // Of every arena here: three splits of 256 tokens.
 
 // An arena of random KV and the queries of some rows.
 struct Problem {
@@ -38,6 +38,7 @@ struct Problem {
   std::vector<float> sinks = {};
 
   int64_t width() const { return heads * head_dim; }
+  size_t QuerySize() const { return static_cast<size_t>(width()); }
   int64_t ElementsPerBlock() const { return 2 * kv_heads * 16 * head_dim; }
 
   void FillArena(uint32_t seed) {
@@ -129,27 +130,9 @@ TEST_P(PagedAttentionTest, WindowsAndSinksMatchAHandComputedPair) {
   EXPECT_NEAR(p.Run({1}, {row}, GetParam())[0], 8.75, 1e-5);
 }
 
-// Block tables of sequences as long as they come here, and shorter ones.
-std::vector<int32_t> Blocks(uint32_t seed, size_t count = kBlocks) {
-  std::vector<int32_t> blocks(kBlocks);
-  std::iota(blocks.begin(), blocks.end(), 0);
-  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(seed));
-  blocks.resize(count);
-  return blocks;
-}
-
 // Of scores and of weights, whose errors the mean over V passes on: unit-variance inputs keep both
 // sums within a few roundings of one another. See the header.
 double Bound(const Problem& p) { return p.compute == DType::kBf16 ? 4e-2 : 5e-5; }
-
-struct Types {
-  DType kv;
-  DType compute;
-};
-constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
-                            {DType::kBf16, DType::kF32},
-                            {DType::kF32, DType::kBf16},
-                            {DType::kBf16, DType::kBf16}};
 
 // Positions around the ends of blocks and splits; head_dims with and without whole vectors and
 // matrix steps; one query to a tile, several, two tiles' worth and more.
@@ -181,22 +164,6 @@ TEST_P(PagedAttentionTest, AgreesWithReference) {
       }
     }
   }
-}
-
-// Runs rows [0, n) in pieces of `chunk`.
-std::vector<float> RunInChunks(const Problem& p, const std::vector<float>& q,
-                               const std::vector<AttentionRow>& rows, size_t chunk,
-                               const ExecContext& ctx) {
-  const auto width = static_cast<size_t>(p.width());
-  const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
-  std::vector<float> pieces;
-  for (size_t r = 0; r < rows.size(); r += chunk) {
-    const size_t end = std::min(rows.size(), r + chunk);
-    const auto part = p.Run({q.begin() + at(r * width), q.begin() + at(end * width)},
-                            {rows.begin() + at(r), rows.begin() + at(end)}, ctx);
-    pieces.insert(pieces.end(), part.begin(), part.end());
-  }
-  return pieces;
 }
 
 // Companions, chunks and threads, a prompt's row or a generated token's: none may move a bit.
