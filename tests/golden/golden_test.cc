@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -21,75 +19,31 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/core/isa.h"
-#include "nlohmann/json.hpp"
+#include "tests/support/golden_fixture.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::model {
 namespace {
 
+using ::lynx::testing::GoldenPrompt;
+using ::lynx::testing::GoldenTestName;
+using ::lynx::testing::GoldenVariantPath;
 using ::lynx::testing::IsOk;
+using ::lynx::testing::kGoldenBoundBf16;
+using ::lynx::testing::kGoldenBoundF32;
+using ::lynx::testing::kGoldenDivergenceBf16;
+using ::lynx::testing::kGoldenVariants;
+using ::lynx::testing::LoadGoldenFixture;
+
+constexpr char kDemoFixture[] = "tests/golden/lynx-tiny-moe";
 
 constexpr int kKvBlocks = 64;
 constexpr int kMaxRows = 512;
 
-// float32: both sides sum in float32 in different orders. Half a hundred sums of up to a few
-// hundred terms in a row, each good to about 1e-6, stay two orders below this.
-constexpr double kBoundF32 = 2e-4;
 // bf16: GEMM inputs and KV round to 8 significant bits, 2^-9 relative each. About 40 such roundings
 // lie between embedding and logits of the demo model; independent errors grow like their root:
-// sqrt(40) * 2^-9 = 1.2 % at the typical position. The worst position is one where rounding flips a
-// routing choice between two experts of almost equal weight; transformers' own bf16 run of this
-// model is 9.3 % off its float32 run there.
+// sqrt(40) * 2^-9 = 1.2 % at the typical position.
 constexpr double kMedianBoundBf16 = 1.2e-2;
-constexpr double kBoundBf16 = 8e-2;
-// Of models that bf16 makes route no differently; transformers' own bf16 run stays below 5e-4.
-constexpr double kDivergenceBoundBf16 = 1e-3;
-
-struct Prompt {
-  std::vector<TokenId> tokens;
-  std::vector<int32_t> full_positions;
-  std::vector<std::vector<float>> full;       // Logits there.
-  std::vector<std::vector<int32_t>> top_ids;  // Of every position.
-  std::vector<std::vector<float>> top;
-  std::vector<float> largest;  // |logit| of every position.
-  std::vector<TokenId> greedy;
-  std::vector<double> greedy_gaps;  // Between the two best, relative to the largest |logit|.
-};
-
-// `base` is the path without extension.
-std::vector<Prompt> LoadFixture(const std::string& base = "tests/golden/lynx-tiny-moe") {
-  std::ifstream json_file(base + ".json");
-  const nlohmann::json fixture = nlohmann::json::parse(json_file);
-  std::ifstream bin_file(base + ".bin", std::ios::binary);
-  std::vector<float> values(fixture["values"].get<size_t>());
-  bin_file.read(reinterpret_cast<char*>(values.data()),
-                static_cast<std::streamsize>(values.size() * sizeof(float)));
-  EXPECT_TRUE(bin_file.good());
-  const auto vocab = fixture["vocab_size"].get<size_t>();
-  const auto top = fixture["top"].get<size_t>();
-  auto slice = [&](size_t offset, size_t row, size_t width) {
-    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(offset + row * width);
-    return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width));
-  };
-  std::vector<Prompt> prompts;
-  for (const auto& entry : fixture["prompts"]) {
-    Prompt prompt;
-    prompt.tokens = entry["tokens"].get<std::vector<TokenId>>();
-    prompt.full_positions = entry["full_positions"].get<std::vector<int32_t>>();
-    prompt.top_ids = entry["top_ids"].get<std::vector<std::vector<int32_t>>>();
-    for (size_t i = 0; i < prompt.full_positions.size(); ++i) {
-      prompt.full.push_back(slice(entry["full_offset"].get<size_t>(), i, vocab));
-    }
-    for (size_t i = 0; i < prompt.tokens.size(); ++i) {
-      prompt.top.push_back(slice(entry["top_offset"].get<size_t>(), i, top));
-    }
-    prompt.largest = slice(entry["largest_offset"].get<size_t>(), 0, prompt.tokens.size());
-    prompt.greedy = entry["greedy"].get<std::vector<TokenId>>();
-    prompt.greedy_gaps = entry["greedy_gaps"].get<std::vector<double>>();
-    prompts.push_back(std::move(prompt));
-  }
-  return prompts;
-}
 
 std::unique_ptr<ModelRunner> LoadTiny(DType dtype, int32_t threads = 0,
                                       const std::string& model_dir = "models/lynx-tiny-moe",
@@ -121,31 +75,12 @@ struct Comparison {
   double median() const { return differences[differences.size() / 2]; }
 };
 
-double LogSumExp(std::span<const float> logits) {
-  const double largest = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (float z : logits) sum += std::exp(z - largest);
-  return largest + std::log(sum);
-}
-
-// KL(softmax(want), softmax(got)) in nats.
-double Divergence(std::span<const float> want, std::span<const float> got) {
-  const double want_norm = LogSumExp(want);
-  const double got_norm = LogSumExp(got);
-  double sum = 0;
-  for (size_t v = 0; v < want.size(); ++v) {
-    const double log_p = want[v] - want_norm;
-    sum += std::exp(log_p) * (log_p - (got[v] - got_norm));
-  }
-  return sum;
-}
-
 // Runs each prompt in one step and compares all logits.
-Comparison CompareLogits(ModelRunner& runner, const std::vector<Prompt>& prompts) {
+Comparison CompareLogits(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts) {
   const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
   const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
   Comparison result;
-  for (const Prompt& prompt : prompts) {
+  for (const GoldenPrompt& prompt : prompts) {
     const SequenceRows rows{.tokens = prompt.tokens,
                             .blocks = blocks,
                             .logits_rows = static_cast<int32_t>(prompt.tokens.size())};
@@ -165,7 +100,7 @@ Comparison CompareLogits(ModelRunner& runner, const std::vector<Prompt>& prompts
       if (full != prompt.full_positions.end()) {
         const auto i = static_cast<size_t>(full - prompt.full_positions.begin());
         for (size_t v = 0; v < vocab; ++v) compare(v, prompt.full[i][v]);
-        result.worst_kl = std::max(result.worst_kl, Divergence(prompt.full[i], row));
+        result.worst_kl = std::max(result.worst_kl, testing::Divergence(prompt.full[i], row));
       }
       result.differences.push_back(worst);
       const auto best = std::max_element(row.begin(), row.end()) - row.begin();
@@ -183,11 +118,11 @@ Comparison CompareLogits(ModelRunner& runner, const std::vector<Prompt>& prompts
 
 // Continues each prompt greedily as long as our token equals the fixture's; where it does not, the
 // fixture's two best must be closer than `bound`. Returns how many continuations parted so.
-int64_t CompareGreedy(ModelRunner& runner, const std::vector<Prompt>& prompts, double bound) {
+int64_t CompareGreedy(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts, double bound) {
   const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
   int64_t compared = 0;
   int64_t parted = 0;
-  for (const Prompt& prompt : prompts) {
+  for (const GoldenPrompt& prompt : prompts) {
     std::vector<TokenId> next = prompt.tokens;
     int32_t position = 0;
     for (size_t i = 0; i < prompt.greedy.size(); ++i) {
@@ -214,53 +149,40 @@ int64_t CompareGreedy(ModelRunner& runner, const std::vector<Prompt>& prompts, d
 
 TEST(GoldenF32Test, AgreesWithTransformers) {
   auto runner = LoadTiny(DType::kF32);
-  const std::vector<Prompt> prompts = LoadFixture();
+  const std::vector<GoldenPrompt> prompts = LoadGoldenFixture(kDemoFixture);
   const Comparison comparison = CompareLogits(*runner, prompts);
-  EXPECT_LE(comparison.worst(), kBoundF32);
+  EXPECT_LE(comparison.worst(), kGoldenBoundF32);
   EXPECT_EQ(comparison.same_best, static_cast<int64_t>(comparison.differences.size()));
-  EXPECT_EQ(CompareGreedy(*runner, prompts, kBoundF32), 0);
+  EXPECT_EQ(CompareGreedy(*runner, prompts, kGoldenBoundF32), 0);
 }
 
 TEST(GoldenBf16Test, AgreesWithTransformersWithinItsRounding) {
   auto runner = LoadTiny(DType::kBf16);
-  const std::vector<Prompt> prompts = LoadFixture();
+  const std::vector<GoldenPrompt> prompts = LoadGoldenFixture(kDemoFixture);
   const Comparison comparison = CompareLogits(*runner, prompts);
-  EXPECT_LE(comparison.worst(), kBoundBf16);
+  EXPECT_LE(comparison.worst(), kGoldenBoundBf16);
   EXPECT_LE(comparison.median(), kMedianBoundBf16);
-  CompareGreedy(*runner, prompts, kBoundBf16);
+  CompareGreedy(*runner, prompts, kGoldenBoundBf16);
 }
 
-// Random models of every family with odd sizes; between them every switch of each.
 class GoldenVariantTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenVariantTest, AgreesWithTransformers) {
-  const std::string base = std::string("tests/golden/variants/") + GetParam();
+  const std::string base = GoldenVariantPath(GetParam());
   auto runner = LoadTiny(DType::kF32, /*threads=*/0, base);
-  const std::vector<Prompt> prompts = LoadFixture(base);
-  EXPECT_LE(CompareLogits(*runner, prompts).worst(), kBoundF32);
-  EXPECT_EQ(CompareGreedy(*runner, prompts, kBoundF32), 0);
+  const std::vector<GoldenPrompt> prompts = LoadGoldenFixture(base);
+  EXPECT_LE(CompareLogits(*runner, prompts).worst(), kGoldenBoundF32);
+  EXPECT_EQ(CompareGreedy(*runner, prompts, kGoldenBoundF32), 0);
 }
 
 TEST_P(GoldenVariantTest, InBf16TheDistributionIsTheirs) {
-  const std::string base = std::string("tests/golden/variants/") + GetParam();
+  const std::string base = GoldenVariantPath(GetParam());
   auto runner = LoadTiny(DType::kBf16, /*threads=*/0, base);
-  EXPECT_LE(CompareLogits(*runner, LoadFixture(base)).worst_kl, kDivergenceBoundBf16);
+  EXPECT_LE(CompareLogits(*runner, LoadGoldenFixture(base)).worst_kl, kGoldenDivergenceBf16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest,
-                         ::testing::Values("deepseek-v2", "deepseek-v2-grouped", "deepseek-v3",
-                                           "deepseek-v3-fp8", "deepseek-v3-plain",
-                                           "dense-untied-f32", "sparse-step-tied-f16", "glm4-moe",
-                                           "glm4-moe-plain", "gpt-oss", "granitemoe",
-                                           "granitemoeshared", "llama", "llama-biased",
-                                           "llama3-scaled", "llama4", "llama4-text", "mistral",
-                                           "mixtral", "olmoe", "olmoe-clipped", "qwen2",
-                                           "qwen2-moe", "qwen3", "qwen3-moe-fp8", "qwen3-yarn"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::ranges::replace(name, '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest, ::testing::ValuesIn(kGoldenVariants),
+                         [](const auto& param) { return GoldenTestName(param.param); });
 
 // What one run of a sequence leaves behind, by its bits.
 struct Trace {
@@ -343,7 +265,7 @@ struct ExactModel {
 void PrintTo(const ExactModel& model, std::ostream* os) { *os << model.name; }
 
 constexpr ExactModel kExactModels[] = {
-    {"heads", "models/lynx-tiny-moe", "tests/golden/lynx-tiny-moe"},
+    {"heads", "models/lynx-tiny-moe", kDemoFixture},
     {"latents", "tests/golden/variants/deepseek-v3-plain",
      "tests/golden/variants/deepseek-v3-plain"},
     {"windows", "tests/golden/variants/gpt-oss", "tests/golden/variants/gpt-oss"},
@@ -364,7 +286,7 @@ class ExactnessTest : public ::testing::TestWithParam<std::tuple<DType, kernels:
   static std::vector<TokenId> Tokens(size_t count) {
     std::vector<TokenId> tokens;
     while (tokens.size() < count) {
-      for (const Prompt& prompt : LoadFixture(std::get<2>(GetParam()).fixture)) {
+      for (const GoldenPrompt& prompt : LoadGoldenFixture(std::get<2>(GetParam()).fixture)) {
         tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
       }
     }

@@ -108,16 +108,19 @@ class GuardedCluster {
   };
 
   SimCluster::Options Options(const std::string& node_policy, double max_kl_nats) {
-    return {.lynx_policy = node_policy,
-            .quality = {.share = 0.5,
-                        .rows = kRows,
-                        .guard = {.budget = {.max_kl_nats = max_kl_nats},
-                                  .window = kWindow,
-                                  .hold = absl::Milliseconds(100),
-                                  .max_hold = absl::Milliseconds(100)}},
-            .wrap_runner = [this](std::unique_ptr<model::ModelRunner> model) {
-              return std::make_unique<HarmfulModelRunner>(std::move(model), harm);
-            }};
+    return {
+        .lynx_policy = node_policy,
+        .quality = {.share = 0.5,
+                    .rows = kRows,
+                    .guard = {.budget = {.max_kl_nats = max_kl_nats},
+                              .window = kWindow,
+                              .hold = absl::Milliseconds(100),
+                              .max_hold = absl::Milliseconds(100)}},
+        .wrap_runner = [this](const std::string& name, std::unique_ptr<model::ModelRunner> model)
+            -> std::unique_ptr<model::ModelRunner> {
+          if (!name.starts_with("decode")) return model;
+          return std::make_unique<HarmfulModelRunner>(std::move(model), harm);
+        }};
   }
 
   void Refill() {

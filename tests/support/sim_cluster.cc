@@ -33,6 +33,7 @@ T Ok(absl::StatusOr<T> result) {
 
 void RecordingSink::OnFirstToken(const proto::FirstToken& first) {
   LYNX_CHECK(!ended && tokens.empty());
+  prompt.assign(first.prompt().begin(), first.prompt().end());
   if (first.has_token()) tokens.push_back(first.token());
 }
 
@@ -139,7 +140,7 @@ void SimCluster::Start(const std::string& name) {
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
   auto model = LoadRunner(options_);
-  if (!prefill && options_.wrap_runner) model = options_.wrap_runner(std::move(model));
+  if (options_.wrap_runner) model = options_.wrap_runner(name, std::move(model));
   node->engine = NewEngine(options_, std::move(model));
   node->metrics = std::make_unique<node::NodeMetrics>(
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");

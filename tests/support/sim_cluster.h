@@ -37,6 +37,7 @@ class RecordingSink final : public router::SequenceSink {
 
   bool ended = false;
   router::SequenceEnd end;
+  std::vector<proto::Token> prompt;  // With prompt_logprobs.
   std::vector<proto::Token> tokens;
   std::vector<TokenId> ids() const;
 };
@@ -82,11 +83,12 @@ class SimCluster {
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.
     decode::QualityWatch::Options quality = {.share = 0};
-    // Wraps a decode node's model.
-    std::function<std::unique_ptr<model::ModelRunner>(std::unique_ptr<model::ModelRunner>)>
+    // Wraps a node's model; `name` is "prefill-0", "decode-1", ...
+    std::function<std::unique_ptr<model::ModelRunner>(const std::string& name,
+                                                      std::unique_ptr<model::ModelRunner>)>
         wrap_runner = nullptr;
     bool remap_mixed_steps = false;
-    // Wraps a node's transfer engine; `name` is "prefill-0", "decode-1", ...
+    // Wraps a node's transfer engine.
     std::function<std::unique_ptr<transfer::TransferEngine>(
         const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
         wrap_transfer = nullptr;
