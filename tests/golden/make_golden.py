@@ -172,7 +172,12 @@ VARIANTS = {
         no_rope_layers=[0, 1], attention_chunk_size=DEFAULT, attn_temperature_tuning=False,
     ),
     "mistral": dict(type="mistral", sliding_window=None),
+    # Windows that prompts and decoding leave well behind, of no whole number of blocks.
+    "mistral-window": dict(type="mistral", max_position_embeddings=512, sliding_window=11),
     "mixtral": dict(type="mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
+    "mixtral-window": dict(
+        type="mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=16,
+    ),
     "olmoe": dict(
         type="olmoe", head_dim=DEFAULT, num_attention_heads=6, num_experts=5, num_experts_per_tok=2,
     ),
@@ -181,11 +186,31 @@ VARIANTS = {
         num_experts_per_tok=3, clip_qkv=0.7, norm_topk_prob=True,
     ),
     "qwen2": dict(type="qwen2", head_dim=DEFAULT, num_attention_heads=6),
+    "qwen2-late-windows": dict(
+        type="qwen2", head_dim=DEFAULT, num_attention_heads=6, num_hidden_layers=3,
+        use_sliding_window=True, sliding_window=9, max_window_layers=1, unsaid=["layer_types"],
+    ),
+    "qwen2-layer-types": dict(
+        type="qwen2", head_dim=DEFAULT, num_attention_heads=6, use_sliding_window=True,
+        sliding_window=21, layer_types=["sliding_attention", "full_attention"],
+    ),
     "qwen2-moe": dict(
         type="qwen2_moe", **EXPERTS, head_dim=DEFAULT, num_attention_heads=6, num_hidden_layers=3,
         mlp_only_layers=[1], shared_expert_intermediate_size=28,
     ),
+    "qwen2-moe-windows": dict(
+        type="qwen2_moe", **EXPERTS, head_dim=DEFAULT, num_attention_heads=6, num_hidden_layers=4,
+        shared_expert_intermediate_size=28, use_sliding_window=True, sliding_window=13,
+        max_window_layers=3, unsaid=["layer_types"],
+    ),
     "qwen3": dict(type="qwen3"),
+    "qwen3-window": dict(
+        type="qwen3", use_sliding_window=True, sliding_window=10, max_window_layers=1,
+    ),
+    "qwen3-moe-window": dict(
+        type="qwen3_moe", **EXPERTS, norm_topk_prob=True, use_sliding_window=True,
+        sliding_window=10,
+    ),
     "qwen3-moe-fp8": dict(
         type="qwen3_moe", fp8_block=[24, 16], **EXPERTS, mlp_only_layers=[0], norm_topk_prob=True,
     ),
@@ -203,6 +228,7 @@ def write_variant(options, folder, seed):
     options.pop("fp8_block", None)
     options.pop("wrapped", None)
     dtype = options.pop("dtype", torch.float32)
+    unsaid = options.pop("unsaid", [])  # Keys that transformers writes and older releases lack.
     config = transformers.AutoConfig.for_model(
         options.pop("type"), **{key: value for key, value in options.items() if value is not DEFAULT})
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -216,6 +242,11 @@ def write_variant(options, folder, seed):
             if name.endswith("e_score_correction_bias"):
                 torch.nn.init.uniform_(buffer, -0.3, 0.3)
     model.to(dtype).save_pretrained(folder)
+    path = folder / "config.json"
+    saved = json.loads(path.read_text())
+    for key in unsaid:
+        del saved[key]
+    path.write_text(json.dumps(saved, indent=2) + "\n")
 
 
 def wrap(folder, model_type):

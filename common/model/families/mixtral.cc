@@ -10,7 +10,8 @@ namespace {
 absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   MakeAllLayers(FeedForwardKind::kMoe, spec);
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
-  LYNX_RETURN_IF_ERROR(RefuseWindow(config));
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadWindow(config, 0));
+  SetWindow(window, spec);
   spec.gate.rule = moe::Gate::Rule::kRenormalise;
   return ReadRope(config, 1e6, spec);
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "common/base/status_macros.h"
 #include "common/model/families/family.h"
 #include "common/model/families/shared_config.h"
@@ -9,16 +11,26 @@ namespace lynx::model {
 namespace {
 
 absl::Status ReadCommon(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const bool window, config.Flag("use_sliding_window", false));
-  if (window) return config.Unserved("use_sliding_window", "sliding windows are not served");
   LYNX_RETURN_IF_ERROR(ReadRope(config, 10000.0, spec));
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "moe_intermediate_size", spec));
   LYNX_RETURN_IF_ERROR(ReadSoftmaxGate(config, spec));
   return ReadSparseLayers(config, spec);
 }
 
+// Of the older: in every other one of the first `max_window_layers` unless `layer_types` says
+// which.
+absl::Status ReadWindows(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadSwitchedWindow(config));
+  LYNX_ASSIGN_OR_RETURN(const int32_t last, config.CountOr("max_window_layers", 28));
+  for (int32_t i = 0; i < std::min(last, spec.layers); i += 2) {
+    spec.attention[static_cast<size_t>(i)].window = window;
+  }
+  return ReadLayerTypes(config, window, spec);
+}
+
 absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(spec.qkv_bias, config.Flag("qkv_bias", true));
+  LYNX_RETURN_IF_ERROR(ReadWindows(config, spec));
   LYNX_RETURN_IF_ERROR(ReadCommon(config, spec));
   if (spec.has_moe()) {
     LYNX_ASSIGN_OR_RETURN(spec.shared_intermediate_size,
@@ -31,6 +43,8 @@ absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {
 absl::Status ReadQwen3(const ModelConfig& config, ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, false, spec));
   spec.query_key_norm = QueryKeyNorm::kPerHead;
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadSwitchedWindow(config));
+  SetWindow(window, spec);
   return ReadCommon(config, spec);
 }
 

@@ -72,35 +72,55 @@ absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec
   return absl::OkStatus();
 }
 
-absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const int32_t window, config.Size("sliding_window"));
+absl::StatusOr<int32_t> ReadWindow(const ModelConfig& config, int32_t absent) {
+  const bool null =
+      config.object().contains("sliding_window") && config.Find("sliding_window") == nullptr;
+  return null || (absent == 0 && config.Find("sliding_window") == nullptr)
+             ? absl::StatusOr<int32_t>(0)
+             : config.SizeOr("sliding_window", absent);
+}
+
+absl::StatusOr<int32_t> ReadSwitchedWindow(const ModelConfig& config) {
+  LYNX_ASSIGN_OR_RETURN(const bool used, config.Flag("use_sliding_window", false));
+  return used ? ReadWindow(config, 4096) : absl::StatusOr<int32_t>(0);
+}
+
+void SetWindow(int32_t window, ModelSpec& spec) {
+  for (LayerAttention& layer : spec.attention) layer.window = window;
+}
+
+absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec& spec) {
   const json* types = config.Find("layer_types");
-  if (types != nullptr && (!types->is_array() || types->size() != spec.attention.size())) {
+  if (types == nullptr) return absl::OkStatus();
+  if (!types->is_array() || types->size() != spec.attention.size()) {
     return config.Wrong("layer_types", absl::StrCat("a list of ", spec.layers, " types"));
   }
   for (size_t i = 0; i < spec.attention.size(); ++i) {
-    bool slides = i % 2 == 0;
-    if (types != nullptr) {
-      const json& type = (*types)[i];
-      slides = type == "sliding_attention";
-      if (!slides && type != "full_attention") {
-        return config.Unserved("layer_types", "served are full_attention and sliding_attention");
-      }
+    const json& type = (*types)[i];
+    const bool slides = type == "sliding_attention";
+    if (!slides && type != "full_attention") {
+      return config.Unserved("layer_types", "served are full_attention and sliding_attention");
     }
-    if (slides) spec.attention[i].window = window;
+    if (slides && window == 0) {
+      return config.Wrong("layer_types", "without sliding_attention: there is no window");
+    }
+    spec.attention[i].window = slides ? window : 0;
   }
   return absl::OkStatus();
 }
 
-absl::Status RefuseWindow(const ModelConfig& config) {
-  // Without the switch of some families, the size alone decides.
-  const bool has_switch = config.Find("use_sliding_window") != nullptr;
-  LYNX_ASSIGN_OR_RETURN(const bool used, config.Flag("use_sliding_window", true));
-  if (used && (has_switch || config.Find("sliding_window") != nullptr)) {
-    return config.Unserved(has_switch ? "use_sliding_window" : "sliding_window",
-                           "sliding windows are not served");
+absl::Status ReadLateWindows(const ModelConfig& config, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadSwitchedWindow(config));
+  LYNX_ASSIGN_OR_RETURN(const int32_t first, config.CountOr("max_window_layers", 28));
+  for (int32_t i = first; i < spec.layers; ++i) {
+    spec.attention[static_cast<size_t>(i)].window = window;
   }
-  return absl::OkStatus();
+  return ReadLayerTypes(config, window, spec);
+}
+
+absl::Status RefuseWindow(const ModelConfig& config) {
+  if (config.Find("sliding_window") == nullptr) return absl::OkStatus();
+  return config.Unserved("sliding_window", "this family has none");
 }
 
 absl::Status ReadExperts(const ModelConfig& config, const char* size_key, ModelSpec& spec) {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 #include "common/model/model_spec.h"
 
@@ -14,11 +17,23 @@ absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec
 // `attention_bias`: of all four projections of attention, or of none.
 absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec& spec);
 
-// `layer_types`: full_attention, or sliding_attention over `sliding_window`; in turns, from the
-// latter on, where it is absent.
-absl::Status ReadLayerTypes(const ModelConfig& config, ModelSpec& spec);
+// `sliding_window`; a null is no window, 0. `absent` where nothing is said.
+absl::StatusOr<int32_t> ReadWindow(const ModelConfig& config, int32_t absent);
+// The same where `use_sliding_window` switches it on.
+absl::StatusOr<int32_t> ReadSwitchedWindow(const ModelConfig& config);
 
-// Refuses a sliding window that is switched on.
+// Every layer attends to a window; 0: to all.
+void SetWindow(int32_t window, ModelSpec& spec);
+
+// Where there is a list `layer_types`: sliding_attention is the window, full_attention none,
+// whatever the layers have been given before.
+absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec& spec);
+
+// The window that is switched on, in layers from `max_window_layers` on unless `layer_types` says
+// which.
+absl::Status ReadLateWindows(const ModelConfig& config, ModelSpec& spec);
+
+// Refuses a window in a family whose forward pass has none.
 absl::Status RefuseWindow(const ModelConfig& config);
 
 // experts, experts_per_token and expert_intermediate_size; `size_key` names the last. No experts at

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -163,7 +164,6 @@ TEST(ModelSpecTest, MissingAndWrongKeysAreNamed) {
 TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
   for (const auto& [key, value] : {std::pair{"model_type", json("bert")},
                                    {"hidden_act", json("gelu")},
-                                   {"use_sliding_window", json(true)},
                                    {"rope_scaling", json{{"type", "longrope"}, {"factor", 4}}},
                                    {"rope_parameters", json{{"rope_type", "dynamic"}}}}) {
     EXPECT_THAT(Load(With(key, value)), StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(key)));
@@ -171,6 +171,54 @@ TEST(ModelSpecTest, WhatIsNotServedIsRefusedByName) {
   EXPECT_THAT(Load(With("model_type", "bert")),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("bert")));
   EXPECT_THAT(Load(With("rope_scaling", nullptr)), IsOk());
+}
+
+// The window of each layer that a config of 4 layers gives; -1: refused.
+std::vector<int32_t> Windows(const std::string& type, const json& keys) {
+  json config = Good();
+  config.erase("mlp_only_layers");
+  config["model_type"] = type;
+  config["num_hidden_layers"] = 4;
+  config["shared_expert_intermediate_size"] = 20;
+  config.update(keys);
+  const auto spec = Load(config);
+  if (!spec.ok()) return {-1};
+  std::vector<int32_t> windows;
+  for (const LayerAttention& layer : spec->attention) windows.push_back(layer.window);
+  return windows;
+}
+
+TEST(ModelSpecTest, WindowsAreThoseThatTransformersReads) {
+  const json half = {"sliding_attention", "full_attention", "full_attention", "sliding_attention"};
+  const json on = {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 3}};
+  const json off = {{"use_sliding_window", false}, {"sliding_window", 8}};
+  json listed = on;
+  listed["layer_types"] = half;
+  json unused = off;
+  unused["layer_types"] = half;
+  for (const char* type : {"mistral", "mixtral"}) {
+    EXPECT_THAT(Windows(type, {{"sliding_window", 8}}), ElementsAre(8, 8, 8, 8)) << type;
+    EXPECT_THAT(Windows(type, {{"sliding_window", nullptr}}), ElementsAre(0, 0, 0, 0)) << type;
+    EXPECT_THAT(Windows(type, {{"sliding_window", 0}}), ElementsAre(-1)) << type;
+  }
+  EXPECT_THAT(Windows("mistral", json::object()), ElementsAre(4096, 4096, 4096, 4096));
+  EXPECT_THAT(Windows("mixtral", json::object()), ElementsAre(0, 0, 0, 0));
+  for (const char* type : {"qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
+    EXPECT_THAT(Windows(type, off), ElementsAre(0, 0, 0, 0)) << type;
+  }
+  for (const char* type : {"qwen2", "qwen3"}) {
+    EXPECT_THAT(Windows(type, on), ElementsAre(0, 0, 0, 8)) << type;
+    EXPECT_THAT(Windows(type, {{"use_sliding_window", true}}), ElementsAre(0, 0, 0, 0)) << type;
+  }
+  EXPECT_THAT(Windows("qwen2_moe", on), ElementsAre(8, 0, 8, 0));
+  EXPECT_THAT(Windows("qwen3_moe", on), ElementsAre(8, 8, 8, 8));
+  EXPECT_THAT(Windows("qwen3_moe", {{"use_sliding_window", true}}),
+              ElementsAre(4096, 4096, 4096, 4096));
+  for (const char* type : {"qwen2", "qwen3", "qwen2_moe"}) {
+    EXPECT_THAT(Windows(type, listed), ElementsAre(8, 0, 0, 8)) << type;
+    EXPECT_THAT(Windows(type, unused), ElementsAre(-1)) << type;
+  }
+  EXPECT_THAT(Windows("llama", {{"sliding_window", 8}}), ElementsAre(-1));
 }
 
 TEST(ModelSpecTest, QuantisedWeightsAreThoseWithScalesOfBlocks) {
