@@ -118,24 +118,27 @@ void SimEventLoop::Post(Task task) { RunAfter(absl::ZeroDuration(), std::move(ta
 
 TimerId SimEventLoop::RunAfter(absl::Duration delay, Task task) {
   const TimerId id = next_++;
-  queue_.emplace(std::pair(clock_.Now() + std::max(delay, absl::ZeroDuration()), id),
-                 std::move(task));
+  // Up to what the clock can show, or it would never be due.
+  const absl::Duration wait =
+      absl::Ceil(std::max(delay, absl::ZeroDuration()), absl::Nanoseconds(1));
+  const absl::Time due = clock_.Now() + wait;
+  queue_.emplace(std::pair(due, id), std::move(task));
+  due_.emplace(id, due);
   return id;
 }
 
 void SimEventLoop::CancelTimer(TimerId id) {
-  for (auto it = queue_.begin(); it != queue_.end(); ++it) {
-    if (it->first.second == id) {
-      queue_.erase(it);
-      return;
-    }
-  }
+  const auto due = due_.find(id);
+  if (due == due_.end()) return;
+  queue_.erase({due->second, id});
+  due_.erase(due);
 }
 
 int SimEventLoop::RunDue() {
   int ran = 0;
   while (!queue_.empty() && queue_.begin()->first.first <= clock_.Now()) {
     Task task = std::move(queue_.begin()->second);
+    due_.erase(queue_.begin()->first.second);
     queue_.erase(queue_.begin());
     task();
     ++ran;

@@ -95,6 +95,7 @@ class SimEventLoop final : public EventLoop {
  private:
   ManualClock& clock_;
   std::map<std::pair<absl::Time, TimerId>, Task> queue_;
+  std::map<TimerId, absl::Time> due_;
   TimerId next_ = 1;
 };
 

@@ -52,7 +52,7 @@ void InlineStepExecutor::Run(std::function<void()> step, std::function<void()> d
   loop_.Post([this, step = std::move(step), done = std::move(done)]() mutable {
     step();
     // After what the step itself has posted, as with a thread.
-    loop_.RunAfter(step_time_, std::move(done));
+    loop_.RunAfter(step_time_ ? step_time_() : absl::ZeroDuration(), std::move(done));
   });
 }
 

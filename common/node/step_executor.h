@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "common/base/mutex.h"
 #include "common/concurrency/event_loop.h"
@@ -39,17 +40,17 @@ class ThreadStepExecutor final : public StepExecutor {
   std::thread thread_;
 };
 
-// Runs the step on the loop itself: a whole cluster in one thread, under a simulated clock. Each
-// step takes `step_time` of the loop's time.
+// Runs the step on the loop itself: a whole cluster in one thread, under a simulated clock. A step
+// takes `step_time()` of the loop's time, asked once it has run; null: none.
 class InlineStepExecutor final : public StepExecutor {
  public:
-  explicit InlineStepExecutor(EventLoop& loop, absl::Duration step_time = absl::ZeroDuration())
-      : loop_(loop), step_time_(step_time) {}
+  explicit InlineStepExecutor(EventLoop& loop, std::function<absl::Duration()> step_time = nullptr)
+      : loop_(loop), step_time_(std::move(step_time)) {}
   void Run(std::function<void()> step, std::function<void()> done) override;
 
  private:
   EventLoop& loop_;
-  const absl::Duration step_time_;
+  const std::function<absl::Duration()> step_time_;
 };
 
 }  // namespace lynx::node

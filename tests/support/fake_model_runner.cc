@@ -24,6 +24,17 @@ kv::KvLayout Layout(int32_t layers) {
   return {.layers = layers, .kv_heads = 1, .head_dim = 2, .dtype = DType::kF32};
 }
 
+// The KV of one row in one layer.
+uint64_t RowKey(TokenId token, int32_t position, int32_t layer) {
+  return Mix(Mix(static_cast<uint64_t>(token)) +
+             Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
+}
+
+float Logit(uint64_t context, int32_t token) {
+  const uint64_t bits = Mix(context + static_cast<uint64_t>(token));
+  return static_cast<float>(bits >> 40) * 0x1p-21f - 4.0f;  // [-4, 4)
+}
+
 // K of one token in one layer: 8 bytes, a hash.
 std::byte* Slot(kv::KvArena& arena, const model::SequenceRows& rows, int32_t layer,
                 int32_t position) {
@@ -91,6 +102,11 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
   const auto lossy = [&](const model::SequenceRows& rows) {
     return remapping != 0 && rows.policy != nullptr && rows.policy->lossy();
   };
+  stats_.decode_rows = stats_.prefill_rows = 0;
+  for (const model::SequenceRows& rows : batch) {
+    (rows.decode ? stats_.decode_rows : stats_.prefill_rows) +=
+        static_cast<int32_t>(rows.tokens.size());
+  }
   for (moe::PlanStats& plan : stats_.plans) {
     const bool applied = std::any_of(batch.begin(), batch.end(), lossy);
     plan = {.experts_exact = 8, .experts = applied ? 4 : 8};
@@ -103,9 +119,12 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
           lossy(rows) ? Mix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0;
       for (size_t i = 0; i < rows.tokens.size(); ++i) {
         const int32_t position = rows.start + static_cast<int32_t>(i);
-        const uint64_t key =
-            policy + Mix(Mix(static_cast<uint64_t>(rows.tokens[i])) +
-                         Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
+        uint64_t key = policy + RowKey(rows.tokens[i], position, layer);
+        if (options_.chained && position > 0) {
+          uint64_t before = 0;
+          std::memcpy(&before, Slot(*arena_, rows, layer, position - 1), sizeof(before));
+          key = Mix(key ^ before);
+        }
         std::memcpy(Slot(*arena_, rows, layer, position), &key, sizeof(key));
       }
     }
@@ -116,27 +135,55 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
   logits_.clear();
   for (const model::SequenceRows& rows : batch) {
     const int32_t end = rows.start + static_cast<int32_t>(rows.tokens.size());
-    for (int32_t p = end - rows.logits_rows; p < end; ++p) AppendLogits(rows, p);
+    for (int32_t p = end - rows.logits_rows; p < end; ++p) {
+      const uint64_t context = Context(rows, p);
+      for (int32_t v = 0; v < options_.vocab_size; ++v) logits_.push_back(Logit(context, v));
+      if (rows.tokens[static_cast<size_t>(p - rows.start)] == poisoned_token_) {
+        logits_.back() = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
   }
   return absl::OkStatus();
 }
 
-void FakeModelRunner::AppendLogits(const model::SequenceRows& rows, int32_t position) {
-  uint64_t hash = 0;
+uint64_t FakeModelRunner::Context(const model::SequenceRows& rows, int32_t position) {
+  uint64_t context = 0;
   for (int32_t layer = 0; layer < options_.layers; ++layer) {
-    for (int32_t p = 0; p <= position; ++p) {
+    for (int32_t p = options_.chained ? position : 0; p <= position; ++p) {
       uint64_t key = 0;
       std::memcpy(&key, Slot(*arena_, rows, layer, p), sizeof(key));
-      hash = Mix(hash ^ key);
+      context = Mix(context ^ key);
     }
   }
-  for (int32_t v = 0; v < options_.vocab_size; ++v) {
-    const uint64_t bits = Mix(hash + static_cast<uint64_t>(v));
-    logits_.push_back(static_cast<float>(bits >> 40) * 0x1p-21f - 4.0f);  // [-4, 4)
-  }
-  if (rows.tokens[static_cast<size_t>(position - rows.start)] == poisoned_token_) {
-    logits_.back() = std::numeric_limits<float>::quiet_NaN();
-  }
+  return context;
+}
+
+std::vector<TokenId> FakeModelRunner::GreedyAnswer(const Options& options,
+                                                   std::span<const TokenId> prompt,
+                                                   int32_t tokens) {
+  LYNX_CHECK(options.chained);
+  std::vector<uint64_t> keys(static_cast<size_t>(options.layers));
+  int32_t position = 0;
+  const auto next = [&](TokenId token) {
+    uint64_t context = 0;
+    for (int32_t layer = 0; layer < options.layers; ++layer) {
+      uint64_t& key = keys[static_cast<size_t>(layer)];
+      const uint64_t own = RowKey(token, position, layer);
+      key = position == 0 ? own : Mix(own ^ key);
+      context = Mix(context ^ key);
+    }
+    ++position;
+    TokenId best = 0;
+    for (TokenId v = 1; v < options.vocab_size; ++v) {
+      if (Logit(context, v) > Logit(context, best)) best = v;
+    }
+    return best;
+  };
+  TokenId last = 0;
+  for (TokenId token : prompt) last = next(token);
+  std::vector<TokenId> answer = {last};
+  while (static_cast<int32_t>(answer.size()) < tokens) answer.push_back(next(answer.back()));
+  return answer;
 }
 
 }  // namespace lynx::testing

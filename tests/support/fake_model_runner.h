@@ -26,8 +26,16 @@ class FakeModelRunner final : public model::ModelRunner {
     int32_t kv_blocks = 64;
     int32_t max_step_rows = 64;
     int32_t max_step_logits = 64;
+    // The KV of a row is a hash of the row before it instead, and its logits come of its own KV
+    // alone: a row costs the same however long its context, as fleets need; but a wrong block shows
+    // only to the row that follows it.
+    bool chained = false;
   };
   explicit FakeModelRunner(const Options& options);
+
+  // What greedy decoding gives of a chained model without lossy policies.
+  static std::vector<TokenId> GreedyAnswer(const Options& options, std::span<const TokenId> prompt,
+                                           int32_t tokens);
 
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override;
@@ -49,7 +57,8 @@ class FakeModelRunner final : public model::ModelRunner {
   absl::Status Check(std::span<const model::SequenceRows> batch) const;
   // What a lossy policy adds to the KV of the step's rows; 0: nothing is remapped.
   uint64_t Remapping(std::span<const model::SequenceRows> batch) const;
-  void AppendLogits(const model::SequenceRows& rows, int32_t position);
+  // What the row's logits are a hash of.
+  uint64_t Context(const model::SequenceRows& rows, int32_t position);
 
   const Options options_;
   model::ModelSpec spec_;  // Vocabulary, layers and KV shape only.

@@ -1,5 +1,6 @@
 #include "tests/support/sim_cluster.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -107,27 +108,42 @@ SimCluster::SimCluster(const Options& options) : options_(options) {
     registry.decode.push_back(endpoints_[name]);
     Start(name);
   }
-  registry.incarnation = 1;
   resolver_ = std::make_unique<LiteralResolver>(loop_);
-  router_channel_ = Ok(rpc::InProcChannel::Create(network_, {}, loop_, router_registry_));
+  for (int i = 0; i < options.routers; ++i) StartRouter(registry);
+  LYNX_CHECK(RunUntil([this] {
+    return std::all_of(routers_.begin(), routers_.end(),
+                       [](const auto& router) { return router->service->View().ready; });
+  }));
+}
+
+void SimCluster::StartRouter(router::NodeRegistry::Options registry) {
+  const uint64_t number = routers_.size();
+  const std::string name = number == 0 ? "router" : absl::StrCat("router-", number);
+  auto router = std::make_unique<Router>();
+  registry.incarnation = 1 + number;
+  router->channel = Ok(rpc::InProcChannel::Create(network_, {}, loop_, router->metrics));
   if (options_.wrap_channel) {
-    router_channel_ = options_.wrap_channel("router", loop_, std::move(router_channel_));
+    router->channel = options_.wrap_channel(name, loop_, std::move(router->channel));
   }
-  registry_ = Ok(router::NodeRegistry::Create(registry, loop_, *router_channel_, *resolver_,
-                                              router_registry_));
-  service_ = std::make_unique<router::ClusterService>(
-      router::ClusterService::Options{.session = options.session}, loop_, *registry_,
-      std::make_unique<router::LeastLoad>(), router_registry_,
-      [id = uint64_t{1} << 40]() mutable { return ++id; });
-  registry_->Start(*service_);
-  LYNX_CHECK(RunUntil([this] { return service_->View().ready; }));
+  router->registry = Ok(router::NodeRegistry::Create(std::move(registry), loop_, *router->channel,
+                                                     *resolver_, router->metrics));
+  std::unique_ptr<router::PlacementPolicy> placement = std::make_unique<router::LeastLoad>();
+  if (options_.make_placement) placement = options_.make_placement();
+  router->service = std::make_unique<router::ClusterService>(
+      router::ClusterService::Options{.session = options_.session, .admission = options_.admission},
+      loop_, *router->registry, std::move(placement), router->metrics,
+      [id = (number + 1) << 40]() mutable { return ++id; });
+  router->registry->Start(*router->service);
+  routers_.push_back(std::move(router));
 }
 
 SimCluster::~SimCluster() {
-  service_->Shutdown();
-  service_.reset();
-  registry_.reset();
-  router_channel_.reset();
+  for (auto& router : routers_) router->service->Shutdown();
+  for (auto& router : routers_) {
+    router->service.reset();
+    router->registry.reset();
+    router->channel.reset();
+  }
   for (auto& [name, endpoint] : endpoints_) Kill(name);
 }
 
@@ -139,7 +155,7 @@ void SimCluster::Start(const std::string& name) {
   EventLoop& loop = *node->loop;
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
-  auto model = LoadRunner(options_);
+  auto model = options_.make_runner ? options_.make_runner() : LoadRunner(options_);
   if (options_.wrap_runner) model = options_.wrap_runner(name, std::move(model));
   node->engine = NewEngine(options_, std::move(model));
   node->metrics = std::make_unique<node::NodeMetrics>(
@@ -154,7 +170,10 @@ void SimCluster::Start(const std::string& name) {
   if (options_.wrap_channel) {
     node->channel = options_.wrap_channel(name, loop, std::move(node->channel));
   }
-  node->executor = std::make_unique<node::InlineStepExecutor>(loop, absl::Milliseconds(1));
+  node->executor =
+      std::make_unique<node::InlineStepExecutor>(loop, [this, &model = node->engine->runner()] {
+        return options_.step_time ? options_.step_time(model.stats()) : absl::Milliseconds(1);
+      });
   std::unique_ptr<transfer::TransferEngine> transfer =
       Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop));
   if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, loop, std::move(transfer));
@@ -219,11 +238,13 @@ bool SimCluster::RunUntil(const std::function<bool()>& done, absl::Duration limi
 
 router::SequenceId SimCluster::Submit(std::vector<TokenId> prompt, proto::SamplingParams sampling,
                                       RecordingSink& sink) {
-  return Ok(service_->Start({.prompt = std::move(prompt), .sampling = std::move(sampling)}, sink));
+  return Ok(service().Start({.prompt = std::move(prompt), .sampling = std::move(sampling)}, sink));
 }
 
 bool SimCluster::Idle() const {
-  if (!service_->Idle()) return false;
+  for (const auto& router : routers_) {
+    if (!router->service->Idle()) return false;
+  }
   for (const auto& [name, node] : nodes_) {
     if (node->engine->pool().free_blocks() != node->engine->pool().capacity_blocks()) return false;
     if (node->prefill != nullptr && (!node->prefill->idle() || node->sender->handoffs() != 0)) {

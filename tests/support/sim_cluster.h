@@ -24,6 +24,7 @@
 #include "services/prefill/prefill_node.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/resolver.h"
+#include "services/router/placement/placement_policy.h"
 #include "services/router/session/cluster_service.h"
 
 namespace lynx::testing {
@@ -70,10 +71,11 @@ class MortalLoop final : public EventLoop {
 // and the real model; in-process control channels and loopback KV transfer, which tests may wrap to
 // inject faults. A run is a pure function of its inputs.
 //
-// Time moves only in Run(); a step takes a simulated millisecond.
+// Time moves only in Run(); a step takes a simulated millisecond unless a test says otherwise.
 class SimCluster {
  public:
   struct Options {
+    int routers = 1;
     int prefill = 1;
     int decode = 1;
     int32_t kv_blocks = 256;
@@ -83,6 +85,12 @@ class SimCluster {
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.
     decode::QualityWatch::Options quality = {.share = 0};
+    // Makes a node's model, in place of the one in model_dir.
+    std::function<std::unique_ptr<model::ModelRunner>()> make_runner = nullptr;
+    // What a step that computed this takes.
+    std::function<absl::Duration(const model::StepStats&)> step_time = nullptr;
+    // Of each router; null: LeastLoad.
+    std::function<std::unique_ptr<router::PlacementPolicy>()> make_placement = nullptr;
     // Wraps a node's model; `name` is "prefill-0", "decode-1", ...
     std::function<std::unique_ptr<model::ModelRunner>(const std::string& name,
                                                       std::unique_ptr<model::ModelRunner>)>
@@ -92,11 +100,12 @@ class SimCluster {
     std::function<std::unique_ptr<transfer::TransferEngine>(
         const std::string& name, EventLoop& loop, std::unique_ptr<transfer::TransferEngine>)>
         wrap_transfer = nullptr;
-    // Wraps a node's, or the router's ("router"), end of the control plane.
+    // Wraps a node's, or a router's ("router", "router-1", ...), end of the control plane.
     std::function<std::unique_ptr<rpc::Channel>(const std::string& name, EventLoop& loop,
                                                 std::unique_ptr<rpc::Channel>)>
         wrap_channel = nullptr;
     router::SequenceSession::Options session = {};
+    router::AdmissionQueue::Options admission = {};
   };
 
   explicit SimCluster(const Options& options);
@@ -116,14 +125,16 @@ class SimCluster {
   // Every block of every node is free and no map remembers anything.
   bool Idle() const;
 
-  router::ClusterService& service() { return *service_; }
+  router::ClusterService& service(size_t router = 0) { return *routers_.at(router)->service; }
   SimEventLoop& loop() { return loop_; }
   // For control channels of the test's own, towards a node's control endpoint.
   rpc::InProcNetwork& network() { return network_; }
   const std::string& endpoint(const std::string& name) const { return endpoints_.at(name); }
   std::string Metrics(const std::string& name) const { return nodes_.at(name)->registry.Render(); }
   kv::BlockPool& pool(const std::string& name) { return nodes_.at(name)->engine->pool(); }
-  std::string RouterMetrics() const { return router_registry_.Render(); }
+  std::string RouterMetrics(size_t router = 0) const {
+    return routers_.at(router)->metrics.Render();
+  }
 
  private:
   struct Node {
@@ -141,6 +152,14 @@ class SimCluster {
     std::unique_ptr<decode::KvReceiver> receiver;
   };
 
+  struct Router {
+    telemetry::Registry metrics;
+    std::unique_ptr<rpc::Channel> channel;
+    std::unique_ptr<router::NodeRegistry> registry;
+    std::unique_ptr<router::ClusterService> service;
+  };
+  void StartRouter(router::NodeRegistry::Options registry);
+
   const Options options_;
   ManualClock clock_;
   SimEventLoop loop_{clock_};
@@ -151,11 +170,8 @@ class SimCluster {
   std::map<std::string, std::unique_ptr<Node>> nodes_;
   std::map<std::string, std::string> endpoints_;
   uint64_t next_incarnation_ = 100;
-  telemetry::Registry router_registry_;
   std::unique_ptr<router::Resolver> resolver_;
-  std::unique_ptr<rpc::Channel> router_channel_;
-  std::unique_ptr<router::NodeRegistry> registry_;
-  std::unique_ptr<router::ClusterService> service_;
+  std::vector<std::unique_ptr<Router>> routers_;
 };
 
 // The engine that a node of the cluster would have, its model not wrapped: the oracle that answers

@@ -29,6 +29,15 @@ TEST(SimEventLoopTest, RunsInTimeOrderAndByCreationWithinAnInstant) {
   EXPECT_THAT(ran, ElementsAre("early", "early twin", "posted by early", "late"));
 }
 
+TEST(SimEventLoopTest, ADelayFinerThanTheClockEnds) {
+  ManualClock clock;
+  SimEventLoop loop(clock);
+  bool ran = false;
+  loop.RunAfter(absl::Nanoseconds(1) / 4, [&] { ran = true; });
+  loop.Advance(absl::Nanoseconds(1));
+  EXPECT_TRUE(ran);
+}
+
 TEST(SimEventLoopTest, ATaskCanCancelATimerDueAtTheSameInstant) {
   ManualClock clock;
   SimEventLoop loop(clock);
