@@ -1,7 +1,5 @@
 #include "common/model/model_config.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 
 namespace lynx::model {
@@ -9,11 +7,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxSize = 1 << 24;
+constexpr double kLeastNumber = 1e-20;
+constexpr double kMostNumber = 1e20;
 
 std::string Shown(const json* value) {
   if (value == nullptr) return "absent";
-  std::string text = value->dump();
+  // In ASCII, so that a cut leaves whole characters.
+  std::string text = value->dump(/*indent=*/-1, /*indent_char=*/' ', /*ensure_ascii=*/true);
   if (text.size() > 100) text = absl::StrCat(text.substr(0, 100), "...");
   return text;
 }
@@ -35,11 +35,8 @@ const char* ModelConfig::FirstOf(std::initializer_list<const char*> keys) const 
 }
 
 absl::Status ModelConfig::Wrong(const char* key, std::string_view wanted) const {
-  const json* value = Find(key);
-  const std::string found =
-      value != nullptr && value->is_structured() ? value->type_name() : Shown(value);
-  return absl::InvalidArgumentError(
-      absl::StrCat(file_, ": key '", key, "' must be ", std::string(wanted), "; it is ", found));
+  return absl::InvalidArgumentError(absl::StrCat(
+      file_, ": key '", key, "' must be ", std::string(wanted), "; it is ", Shown(Find(key))));
 }
 
 absl::Status ModelConfig::Unserved(const char* key, std::string_view why) const {
@@ -47,10 +44,10 @@ absl::Status ModelConfig::Unserved(const char* key, std::string_view why) const 
       absl::StrCat(file_, ": '", key, "' is ", Shown(Find(key)), ": ", std::string(why)));
 }
 
-absl::StatusOr<int32_t> ModelConfig::Size(const char* key) const {
+absl::StatusOr<int32_t> ModelConfig::Size(const char* key, int32_t most) const {
   const json* value = Find(key);
-  if (value == nullptr || !value->is_number_integer() || *value < 1 || *value > kMaxSize) {
-    return Wrong(key, absl::StrCat("an integer from 1 to ", kMaxSize));
+  if (value == nullptr || !value->is_number_integer() || *value < 1 || *value > most) {
+    return Wrong(key, absl::StrCat("an integer from 1 to ", most));
   }
   return value->get<int32_t>();
 }
@@ -70,10 +67,9 @@ absl::StatusOr<int32_t> ModelConfig::CountOr(const char* key, int32_t absent) co
 absl::StatusOr<double> ModelConfig::Positive(const char* key, std::optional<double> absent) const {
   const json* value = Find(key);
   if (value == nullptr && absent.has_value()) return *absent;
-  if (value == nullptr || !value->is_number()) return Wrong(key, "a positive number");
-  const double number = value->get<double>();
-  if (!(number > 0) || !std::isfinite(number)) return Wrong(key, "a positive number");
-  return number;
+  const double number = value != nullptr && value->is_number() ? value->get<double>() : 0;
+  if (number >= kLeastNumber && number <= kMostNumber) return number;
+  return Wrong(key, absl::StrCat("a number from ", kLeastNumber, " to ", kMostNumber));
 }
 
 absl::StatusOr<double> ModelConfig::NumberOr(const char* key, double absent) const {
@@ -98,12 +94,13 @@ absl::StatusOr<std::string> ModelConfig::Text(const char* key,
   return value->get<std::string>();
 }
 
-absl::Status ModelConfig::AddIds(const char* key, std::set<int32_t>& ids) const {
+absl::Status ModelConfig::AddIds(const char* key, int32_t vocab_size,
+                                 std::set<int32_t>& ids) const {
   const json* value = Find(key);
   if (value == nullptr) return absl::OkStatus();
   for (const json& id : value->is_array() ? *value : json::array({*value})) {
-    if (!id.is_number_integer() || id < 0 || id > kMaxSize) {
-      return Wrong(key, "a token id or a list of token ids");
+    if (!id.is_number_integer() || id < 0 || id >= vocab_size) {
+      return Wrong(key, absl::StrCat("a token id below vocab_size, ", vocab_size, ", or a list"));
     }
     ids.insert(id.get<int32_t>());
   }

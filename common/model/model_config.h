@@ -25,19 +25,22 @@ class ModelConfig {
   // The first of several spellings that is there; the last if none is.
   const char* FirstOf(std::initializer_list<const char*> keys) const;
 
-  // A positive integer within the bounds of any model there is: products of two fit in 64 bits.
-  absl::StatusOr<int32_t> Size(const char* key) const;
+  // Above those of any model there is; products of two fit in 64 bits.
+  static constexpr int32_t kMaxSize = 1 << 24;
+  // A positive integer up to `most`.
+  absl::StatusOr<int32_t> Size(const char* key, int32_t most = kMaxSize) const;
   absl::StatusOr<int32_t> SizeOr(const char* key, int32_t absent) const;
   // The same, or 0.
   absl::StatusOr<int32_t> CountOr(const char* key, int32_t absent) const;
-  // A finite number above 0; required without `absent`.
+  // A number from 1e-20 to 1e20, so that products of a few stay within float32; required without
+  // `absent`.
   absl::StatusOr<double> Positive(const char* key, std::optional<double> absent) const;
-  // Finite and not negative.
+  // The same, or 0.
   absl::StatusOr<double> NumberOr(const char* key, double absent) const;
   absl::StatusOr<bool> Flag(const char* key, bool absent) const;
   absl::StatusOr<std::string> Text(const char* key, std::optional<std::string> absent) const;
-  // An integer, a list of integers, or absent.
-  absl::Status AddIds(const char* key, std::set<int32_t>& ids) const;
+  // A token id below `vocab_size`, a list of them, or absent.
+  absl::Status AddIds(const char* key, int32_t vocab_size, std::set<int32_t>& ids) const;
 
   absl::Status Wrong(const char* key, std::string_view wanted) const;
   // Unimplemented: the config is sound, and asks for what we do not serve.

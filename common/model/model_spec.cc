@@ -20,6 +20,12 @@ using nlohmann::json;
 
 constexpr int64_t kMaxConfigBytes = 4 << 20;
 
+// Far above any model there is (18432, 126 and 128), and such that whatever a config says, all of
+// its weights have a size in bytes that fits in 64 bits.
+constexpr int32_t kMaxHidden = 1 << 18;
+constexpr int32_t kMaxLayers = 10'000;
+constexpr int32_t kMaxHeads = 1 << 14;
+
 absl::Status ReadDenseSize(const ModelConfig& config, ModelSpec& spec) {
   const auto dense =
       std::count(spec.feed_forward.begin(), spec.feed_forward.end(), FeedForwardKind::kDense);
@@ -79,10 +85,9 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   if (activation != "silu") return config.Unserved("hidden_act", "only silu is served");
 
   LYNX_ASSIGN_OR_RETURN(spec.vocab_size, config.Size("vocab_size"));
-  LYNX_ASSIGN_OR_RETURN(spec.hidden_size, config.Size("hidden_size"));
-  LYNX_ASSIGN_OR_RETURN(spec.layers, config.Size("num_hidden_layers"));
-  if (spec.layers > 10000) return config.Wrong("num_hidden_layers", "at most 10000");
-  LYNX_ASSIGN_OR_RETURN(spec.query_heads, config.Size("num_attention_heads"));
+  LYNX_ASSIGN_OR_RETURN(spec.hidden_size, config.Size("hidden_size", kMaxHidden));
+  LYNX_ASSIGN_OR_RETURN(spec.layers, config.Size("num_hidden_layers", kMaxLayers));
+  LYNX_ASSIGN_OR_RETURN(spec.query_heads, config.Size("num_attention_heads", kMaxHeads));
   LYNX_RETURN_IF_ERROR(family.has_latents ? ReadLatentHeads(config, spec)
                                           : ReadGroupedHeads(config, spec));
   LYNX_ASSIGN_OR_RETURN(spec.max_positions, config.Size("max_position_embeddings"));
@@ -92,17 +97,43 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   spec.attention.resize(static_cast<size_t>(spec.layers));
   spec.attention_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
   LYNX_RETURN_IF_ERROR(family.read(config, spec));
-  if (!spec.has_moe()) spec.experts = 0;
+  if (!spec.has_moe()) {
+    spec.experts = 0;
+  } else if (spec.experts == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.file(), ": this family has experts: one of the keys 'num_experts', ",
+                     "'num_local_experts' and 'n_routed_experts' must be above 0"));
+  }
   LYNX_RETURN_IF_ERROR(ReadDenseSize(config, spec));
   return spec;
 }
 
+// A flag beside the text part counts only where the part has none.
+absl::Status ReadOuterTie(const ModelConfig& config, const ModelConfig& text, ModelSpec& spec) {
+  constexpr char kKey[] = "tie_word_embeddings";
+  LYNX_ASSIGN_OR_RETURN(const bool outer, config.Flag(kKey, spec.tied_embeddings));
+  if (outer == spec.tied_embeddings) return absl::OkStatus();
+  if (text.Find(kKey) == nullptr) {
+    spec.tied_embeddings = outer;
+  } else {
+    spec.notes.push_back(absl::StrCat(text.file(), ": ", kKey, " is ",
+                                      spec.tied_embeddings ? "true" : "false",
+                                      "; the other value beside this part is not used"));
+  }
+  return absl::OkStatus();
+}
+
 // `config` of a model that may have other parts, too.
-absl::StatusOr<ModelSpec> ReadText(const Family& family, const ModelConfig& config) {
+absl::StatusOr<ModelSpec> ReadText(const Family& family, const ModelConfig& config,
+                                   std::set<int32_t>& eos) {
   if (family.text_key == nullptr) return ReadFamily(family, config);
-  const json* text = config.Find(family.text_key);
-  if (text == nullptr || !text->is_object()) return config.Wrong(family.text_key, "an object");
-  return ReadFamily(family, ModelConfig(*text, absl::StrCat(config.file(), ": ", family.text_key)));
+  const json* object = config.Find(family.text_key);
+  if (object == nullptr || !object->is_object()) return config.Wrong(family.text_key, "an object");
+  const ModelConfig text(*object, absl::StrCat(config.file(), ": ", family.text_key));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadFamily(family, text));
+  LYNX_RETURN_IF_ERROR(ReadOuterTie(config, text, spec));
+  LYNX_RETURN_IF_ERROR(text.AddIds("eos_token_id", spec.vocab_size, eos));
+  return spec;
 }
 
 absl::Status ReadQuantization(const ModelConfig& config, ModelSpec& spec) {
@@ -134,15 +165,17 @@ absl::Status ReadQuantization(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config) {
+// Adds the ids that end a sequence to `eos`.
+absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config, std::set<int32_t>& eos) {
   LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("model_type", std::nullopt));
   const Family* family = FindFamily(type);
   if (family == nullptr) {
     return config.Unserved("model_type",
                            absl::StrCat("this family is not served; served are ", FamilyNames()));
   }
-  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadText(*family, config));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadText(*family, config, eos));
   LYNX_RETURN_IF_ERROR(ReadQuantization(config, spec));
+  LYNX_RETURN_IF_ERROR(config.AddIds("eos_token_id", spec.vocab_size, eos));
   return spec;
 }
 
@@ -182,17 +215,13 @@ absl::StatusOr<ModelSpec> ReadSpec(const ModelConfig& config, const ModelConfig*
   if (!config.object().is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(config.file(), ": not a JSON object"));
   }
-  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadConfig(config));
   std::set<int32_t> eos;
-  LYNX_RETURN_IF_ERROR(config.AddIds("eos_token_id", eos));
+  LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadConfig(config, eos));
   if (generation != nullptr) {
     if (!generation->object().is_object()) {
       return absl::InvalidArgumentError(absl::StrCat(generation->file(), ": not a JSON object"));
     }
-    LYNX_RETURN_IF_ERROR(generation->AddIds("eos_token_id", eos));
-  }
-  for (int32_t id : eos) {
-    if (id >= spec.vocab_size) return config.Wrong("eos_token_id", "below vocab_size");
+    LYNX_RETURN_IF_ERROR(generation->AddIds("eos_token_id", spec.vocab_size, eos));
   }
   spec.eos_token_ids.assign(eos.begin(), eos.end());
   return spec;

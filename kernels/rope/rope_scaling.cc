@@ -67,7 +67,7 @@ absl::Status CheckRopeScaling(int64_t rotary_dim, double theta, const RopeScalin
   if (rotary_dim <= 0 || rotary_dim % 2 != 0) {
     return wrong("rotary_dim", rotary_dim, "positive and even");
   }
-  if (!positive(theta)) return wrong("theta", theta, "positive");
+  if (!positive(theta)) return wrong("rope_theta", theta, "positive");
   if (scaling.kind == RopeScalingKind::kNone) return absl::OkStatus();
   if (!positive(scaling.factor)) return wrong("factor", scaling.factor, "positive");
   if (scaling.kind == RopeScalingKind::kLinear) return absl::OkStatus();
@@ -85,7 +85,7 @@ absl::Status CheckRopeScaling(int64_t rotary_dim, double theta, const RopeScalin
     }
     return absl::OkStatus();
   }
-  if (!(theta > 1)) return wrong("theta", theta, "above 1 for yarn");
+  if (!(theta > 1)) return wrong("rope_theta", theta, "above 1 for yarn");
   if (!positive(scaling.beta_fast)) return wrong("beta_fast", scaling.beta_fast, "positive");
   if (!positive(scaling.beta_slow)) return wrong("beta_slow", scaling.beta_slow, "positive");
   const double attention_factor = YarnAttentionFactor(scaling);

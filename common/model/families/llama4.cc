@@ -15,16 +15,21 @@ using nlohmann::json;
 absl::Status ReadRotatedLayers(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t interval, config.SizeOr("no_rope_layer_interval", 4));
   LYNX_ASSIGN_OR_RETURN(const int32_t chunk, config.CountOr("attention_chunk_size", 0));
-  const json* listed = config.Find("no_rope_layers");
+  constexpr char kKey[] = "no_rope_layers";
+  const std::string wanted = absl::StrCat("a list of ", spec.layers, " zeros and ones");
+  const json* listed = config.Find(kKey);
   if (listed != nullptr && listed->is_array() && listed->empty()) listed = nullptr;
   if (listed != nullptr && (!listed->is_array() || listed->size() != spec.attention.size())) {
-    return config.Wrong("no_rope_layers",
-                        absl::StrCat("a list of ", spec.layers, " zeros and ones"));
+    return config.Wrong(kKey, wanted);
   }
   for (int32_t i = 0; i < spec.layers; ++i) {
     LayerAttention& layer = spec.attention[static_cast<size_t>(i)];
-    layer.rope =
-        listed == nullptr ? (i + 1) % interval != 0 : (*listed)[static_cast<size_t>(i)] != json(0);
+    layer.rope = (i + 1) % interval != 0;
+    if (listed != nullptr) {
+      const json& rotates = (*listed)[static_cast<size_t>(i)];
+      if (rotates != json(0) && rotates != json(1)) return config.Wrong(kKey, wanted);
+      layer.rope = rotates == json(1);
+    }
     if (layer.rope) layer.chunk = chunk;
   }
   return absl::OkStatus();
@@ -45,8 +50,14 @@ absl::Status ReadMoeLayers(const ModelConfig& config, ModelSpec& spec) {
 
 // `attn_temperature_tuning` is a switch or a number that is one.
 absl::Status ReadQueryGrowth(const ModelConfig& config, ModelSpec& spec) {
-  const json* tuning = config.Find("attn_temperature_tuning");
-  if (tuning != nullptr && (*tuning == json(false) || *tuning == json(0))) return absl::OkStatus();
+  constexpr char kKey[] = "attn_temperature_tuning";
+  const json* tuning = config.Find(kKey);
+  if (tuning != nullptr && !tuning->is_boolean()) {
+    LYNX_ASSIGN_OR_RETURN(const double number, config.NumberOr(kKey, 1));
+    if (number == 0) return absl::OkStatus();
+  } else if (tuning != nullptr && *tuning == json(false)) {
+    return absl::OkStatus();
+  }
   LYNX_ASSIGN_OR_RETURN(const double growth, config.Positive("attn_scale", 0.1));
   LYNX_ASSIGN_OR_RETURN(const double floor, config.Positive("floor_scale", 8192));
   spec.query_growth = static_cast<float>(growth);

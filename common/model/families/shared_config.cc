@@ -1,5 +1,6 @@
 #include "common/model/families/shared_config.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -124,9 +125,23 @@ absl::Status RefuseWindow(const ModelConfig& config) {
 }
 
 absl::Status ReadExperts(const ModelConfig& config, const char* size_key, ModelSpec& spec) {
-  const char* count = config.FirstOf({"num_experts", "num_local_experts", "n_routed_experts"});
-  LYNX_ASSIGN_OR_RETURN(spec.experts, config.CountOr(count, 0));
+  const char* count = nullptr;
+  for (const char* spelling : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (config.Find(spelling) == nullptr) continue;
+    LYNX_ASSIGN_OR_RETURN(const int32_t experts, config.CountOr(spelling, 0));
+    if (count != nullptr && experts != spec.experts) {
+      return config.Wrong(spelling, absl::StrCat("as ", count, ", ", spec.experts));
+    }
+    count = spelling;
+    spec.experts = experts;
+  }
   if (spec.experts == 0) return absl::OkStatus();
+  // The largest models have some 25 000, and each has tensors to be named.
+  constexpr int64_t kMaxExperts = 1 << 17;
+  if (int64_t{spec.experts} * spec.layers > kMaxExperts) {
+    return config.Wrong(
+        count, absl::StrCat("at most ", kMaxExperts, " in all ", spec.layers, " layers together"));
+  }
   LYNX_ASSIGN_OR_RETURN(spec.experts_per_token, config.Size("num_experts_per_tok"));
   if (spec.experts_per_token > spec.experts) {
     return config.Wrong("num_experts_per_tok", absl::StrCat("at most ", count, ", ", spec.experts));
@@ -206,7 +221,7 @@ absl::Status ReadRotaryFactor(const ModelConfig& config, double absent, ModelSpe
     const ModelConfig inner(*rope, absl::StrCat(config.file(), ": rope_parameters"));
     LYNX_ASSIGN_OR_RETURN(factor, inner.Positive("partial_rotary_factor", factor));
   }
-  spec.rotary_dim = static_cast<int32_t>(spec.head_dim * factor);
+  spec.rotary_dim = static_cast<int32_t>(spec.head_dim * std::min(factor, 2.0));
   if (spec.rotary_dim < 2 || spec.rotary_dim > spec.head_dim || spec.rotary_dim % 2 != 0) {
     return config.Wrong("partial_rotary_factor",
                         absl::StrCat("an even part of head_dim, ", spec.head_dim));

@@ -1,0 +1,356 @@
+// Whatever number stands in config.json, of any family: a spec that holds together, or an error
+// that names file, key and value.
+
+#include "common/model/model_config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/model/model_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/spec_invariants.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace lynx::model {
+namespace {
+
+using ::lynx::testing::BrokenInvariant;
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::lynx::testing::TempDir;
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+const std::filesystem::path kFixtures = "tests/golden/variants";
+
+json Fixture(const std::string& name) {
+  std::ifstream file(kFixtures / name / "config.json");
+  return json::parse(file);
+}
+
+std::vector<std::string> Fixtures() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kFixtures)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<ModelSpec> Parse(const json& config) { return ParseModelSpec(config, "a.json"); }
+
+json Changed(const std::string& fixture, const json& changes) {
+  json config = Fixture(fixture);
+  config.update(changes);
+  return config;
+}
+
+const std::vector<json>& OddValues() {
+  static const std::vector<json> values = {
+      json(nullptr),
+      json(0),
+      json(-1),
+      json(1),
+      json(2),
+      json(3),
+      json(7),
+      json(1.5),
+      json(-0.5),
+      json(1e-300),
+      json(1e30),
+      json(1e300),
+      json(1 << 24),
+      json((1 << 24) + 1),
+      json(int64_t{1} << 40),
+      json(std::numeric_limits<int64_t>::min()),
+      json(std::numeric_limits<int64_t>::max()),
+      json(std::numeric_limits<uint64_t>::max()),
+      json("7"),
+      json(""),
+      json(true),
+      json(false),
+      json::array(),
+      json::array({1}),
+      json::array({-1, 1.5}),
+      json::object(),
+  };
+  return values;
+}
+
+// Calls `visit` with each value of `document`, in objects in it too, replaced by each odd one.
+void ForEachOddity(const json& document, const std::string& path,
+                   const std::function<void(const json& changed, const std::string& what)>& visit) {
+  for (const auto& [key, value] : document.items()) {
+    const std::string here = path.empty() ? key : path + "." + key;
+    if (value.is_object()) {
+      ForEachOddity(value, here, [&, key = key](const json& inner, const std::string& what) {
+        json changed = document;
+        changed[key] = inner;
+        visit(changed, what);
+      });
+    }
+    for (const json& odd : OddValues()) {
+      json changed = document;
+      changed[key] = odd;
+      visit(changed, here + " = " + odd.dump());
+    }
+    if (value.is_array() && !value.empty()) {
+      for (const json& odd : OddValues()) {
+        json changed = document;
+        changed[key][0] = odd;
+        visit(changed, here + "[0] = " + odd.dump());
+      }
+    }
+  }
+}
+
+class FixtureTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FixtureTest, AnyValueOfAnyKeyIsReadSoundlyOrRefusedByName) {
+  const json config = Fixture(GetParam());
+  ASSERT_THAT(Parse(config), IsOk());
+  ForEachOddity(config, "", [](const json& changed, const std::string& what) {
+    const absl::StatusOr<ModelSpec> spec = Parse(changed);
+    if (spec.ok()) {
+      ASSERT_EQ(BrokenInvariant(*spec), "") << what;
+      return;
+    }
+    ASSERT_TRUE(spec.status().code() == kInvalid ||
+                spec.status().code() == absl::StatusCode::kUnimplemented)
+        << what << ": " << spec.status();
+    ASSERT_THAT(std::string(spec.status().message()),
+                AllOf(HasSubstr("a.json"), AnyOf(HasSubstr("'"), HasSubstr("RoPE: "))))
+        << what;
+  });
+}
+
+// Those that count or measure something and that every family must have sound.
+TEST_P(FixtureTest, ASizeThatIsNoneIsRefusedByFileKeyAndValue) {
+  static const std::set<std::string> kSizes = {"vocab_size",
+                                               "hidden_size",
+                                               "num_hidden_layers",
+                                               "head_dim",
+                                               "num_attention_heads",
+                                               "num_key_value_heads",
+                                               "kv_lora_rank",
+                                               "qk_nope_head_dim",
+                                               "max_position_embeddings",
+                                               "v_head_dim",
+                                               "qk_rope_head_dim",
+                                               "num_experts_per_tok",
+                                               "moe_intermediate_size",
+                                               "decoder_sparse_step",
+                                               "moe_layer_freq",
+                                               "topk_group",
+                                               "interleave_moe_layer_step",
+                                               "no_rope_layer_interval"};
+  // Beside a list or a method that makes them so, or latents.
+  std::set<std::string> may_be_idle = {"interleave_moe_layer_step", "topk_group",
+                                       "no_rope_layer_interval"};
+  json config = Fixture(GetParam());
+  const bool wrapped = config.contains("text_config");
+  json& text = wrapped ? config["text_config"] : config;
+  const json sound = text;
+  if (sound.contains("kv_lora_rank")) may_be_idle.insert({"head_dim", "num_key_value_heads"});
+  for (const auto& [key, value] : sound.items()) {
+    if (kSizes.count(key) == 0 || value.is_null()) continue;
+    for (const json& bad :
+         {json(0), json(-1), json(1.5), json((1 << 24) + 1), json(1e30), json("7"), json(true),
+          json::array({1}), json(std::numeric_limits<uint64_t>::max())}) {
+      text = sound;
+      text[key] = bad;
+      const absl::StatusOr<ModelSpec> spec = Parse(config);
+      if (may_be_idle.count(key) > 0 && spec.ok()) continue;
+      EXPECT_THAT(spec, StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr("'" + key + "'"),
+                                                 HasSubstr("it is " + bad.dump()))))
+          << key << " = " << bad;
+    }
+  }
+}
+
+// The same of numbers that need not be whole.
+TEST_P(FixtureTest, AFactorThatIsNoneIsRefusedByFileKeyAndValue) {
+  static const std::set<std::string> kFactors = {
+      "rms_norm_eps",         "embedding_multiplier", "attention_multiplier",  "logits_scaling",
+      "residual_multiplier",  "swiglu_limit",         "routed_scaling_factor", "clip_qkv",
+      "partial_rotary_factor"};
+  const json config = Fixture(GetParam());
+  for (const auto& [key, value] : config.items()) {
+    if (kFactors.count(key) == 0 || value.is_null()) continue;
+    for (const json& bad : {json(0), json(-1.5), json(1e-300), json(1e300), json("1"), json(true),
+                            json::array({1}), json::object()}) {
+      json changed = config;
+      changed[key] = bad;
+      EXPECT_THAT(Parse(changed),
+                  StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr("'" + key + "'"),
+                                           HasSubstr("it is " + bad.dump()))))
+          << key << " = " << bad;
+    }
+  }
+}
+
+TEST_P(FixtureTest, AModelOfExpertsSaysHowMany) {
+  json config = Fixture(GetParam());
+  json& text = config.contains("text_config") ? config["text_config"] : config;
+  const auto spec = Parse(config);
+  ASSERT_THAT(spec, IsOk());
+  if (!spec->has_moe()) return;
+  const char* key = "";
+  for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (text.contains(name)) key = name;
+  }
+  for (const json& none : {json(nullptr), json(0)}) {
+    text[key] = none;
+    const absl::StatusOr<ModelSpec> dense = Parse(config);
+    if (dense.ok()) {  // Families that have dense layers, too.
+      EXPECT_FALSE(dense->has_moe());
+      EXPECT_EQ(BrokenInvariant(*dense), "");
+    } else {
+      EXPECT_THAT(dense, StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr(key))));
+    }
+  }
+  for (const json& bad : {json(-1), json(1.5), json("8"), json(int64_t{1} << 40), json(1 << 24)}) {
+    text[key] = bad;
+    EXPECT_THAT(Parse(config), StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr(key),
+                                                        HasSubstr(bad.dump()))));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FixtureTest, ::testing::ValuesIn(Fixtures()),
+                         [](const ::testing::TestParamInfo<std::string>& fixture) {
+                           std::string name = fixture.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(ModelConfigTest, FamiliesOfExpertsAloneRefuseNone) {
+  for (const char* fixture : {"mixtral", "olmoe", "gpt-oss", "granitemoe", "granitemoeshared"}) {
+    json config = Fixture(fixture);
+    config.erase("num_experts");
+    config.erase("num_local_experts");
+    EXPECT_THAT(Parse(config),
+                StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr("num_experts"),
+                                         HasSubstr("num_local_experts"))))
+        << fixture;
+  }
+}
+
+TEST(ModelConfigTest, TensorsAreOfABoundedNumber) {
+  EXPECT_THAT(Parse(Changed("mixtral", {{"num_local_experts", 1 << 16}})), IsOk());
+  EXPECT_THAT(Parse(Changed("mixtral", {{"num_local_experts", 100'000}})),
+              StatusIs(kInvalid, AllOf(HasSubstr("'num_local_experts'"), HasSubstr("100000"))));
+  EXPECT_THAT(
+      Parse(Changed("mixtral", {{"num_hidden_layers", 10'000}, {"num_local_experts", 100}})),
+      StatusIs(kInvalid, HasSubstr("'num_local_experts'")));
+  EXPECT_THAT(Parse(Changed("qwen3", {{"num_hidden_layers", 10'001}, {"layer_types", nullptr}})),
+              StatusIs(kInvalid, AllOf(HasSubstr("'num_hidden_layers'"), HasSubstr("10001"))));
+  // Even the largest weights have a size.
+  const auto huge = Parse(Changed(
+      "mixtral",
+      {{"num_local_experts", 1 << 16}, {"intermediate_size", 1 << 24}, {"hidden_size", 1 << 18}}));
+  ASSERT_THAT(huge, IsOk());
+  EXPECT_EQ(BrokenInvariant(*huge), "");
+  for (const auto& [key, size] :
+       {std::pair{"hidden_size", (1 << 18) + 2}, {"num_attention_heads", 1 << 15}}) {
+    EXPECT_THAT(Parse(Changed("mixtral", {{key, size}})),
+                StatusIs(kInvalid, AllOf(HasSubstr(key), HasSubstr(std::to_string(size)))));
+  }
+}
+
+TEST(ModelConfigTest, WhatContradictsItselfIsNamed) {
+  for (const auto& [fixture, changes, key] :
+       {std::tuple{"mixtral", json{{"num_experts", 4}}, "num_experts"},
+        {"mixtral", json{{"num_experts_per_tok", 6}}, "num_experts_per_tok"},
+        {"mixtral", json{{"num_key_value_heads", 3}}, "num_key_value_heads"},
+        {"mixtral", json{{"num_key_value_heads", 8}}, "num_key_value_heads"},
+        {"mixtral", json{{"head_dim", 9}}, "head_dim"},
+        {"mixtral", json{{"head_dim", nullptr}, {"hidden_size", 38}}, "head_dim"},
+        {"deepseek-v3", json{{"n_group", 5}}, "n_group"},
+        {"deepseek-v3", json{{"n_group", 2}, {"topk_group", 3}}, "topk_group"},
+        {"gpt-oss", json{{"layer_types", {"full_attention"}}}, "layer_types"},
+        {"gpt-oss", json{{"sliding_window", 0}}, "sliding_window"},
+        {"gpt-oss", json{{"sliding_window", -8}}, "sliding_window"},
+        {"llama4-text", json{{"no_rope_layers", {1, 1, 1}}}, "no_rope_layers"},
+        {"llama4-text", json{{"no_rope_layers", {1, 2}}}, "no_rope_layers"},
+        {"llama4-text", json{{"attn_temperature_tuning", "on"}}, "attn_temperature_tuning"},
+        {"llama4-text", json{{"attn_temperature_tuning", -4}}, "attn_temperature_tuning"},
+        {"glm4-moe", json{{"partial_rotary_factor", 1.5}, {"rope_parameters", nullptr}},
+         "partial_rotary_factor"},
+        {"glm4-moe", json{{"rope_parameters", {{"partial_rotary_factor", 1e18}}}},
+         "partial_rotary_factor"},
+        {"olmoe", json{{"eos_token_id", 97}}, "eos_token_id"},
+        {"olmoe", json{{"eos_token_id", {1, 97}}}, "eos_token_id"},
+        {"olmoe", json{{"eos_token_id", -1}}, "eos_token_id"},
+        {"olmoe", json{{"rope_parameters", {{"rope_theta", -1}}}}, "rope_theta"},
+        {"olmoe", json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 0}}}}, "factor"},
+        {"olmoe", json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 1e300}}}},
+         "factor"},
+        {"olmoe", json{{"rope_parameters", 7}}, "rope_parameters"}}) {
+    EXPECT_THAT(Parse(Changed(fixture, changes)),
+                StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr(key))))
+        << fixture << " " << changes;
+  }
+}
+
+// The file that has the id is the one to be mended.
+TEST(ModelConfigTest, IdsOutsideTheVocabularyAreNamedInTheirFile) {
+  TempDir dir;
+  dir.Write("config.json", Fixture("olmoe").dump());
+  dir.Write("generation_config.json", R"({"eos_token_id": [3, 97]})");
+  EXPECT_THAT(LoadModelSpec(dir.path()),
+              StatusIs(kInvalid, AllOf(HasSubstr("generation_config.json"),
+                                       HasSubstr("'eos_token_id'"), HasSubstr("97"))));
+}
+
+TEST(ModelConfigTest, AWrappedTextModelIsReadWhole) {
+  json config = Fixture("llama4");
+  EXPECT_THAT(Parse(config)->eos_token_ids, ElementsAre(96));
+  config["eos_token_id"] = {3};
+  EXPECT_THAT(Parse(config)->eos_token_ids, ElementsAre(3, 96));
+  config["text_config"]["eos_token_id"] = 97;
+  EXPECT_THAT(Parse(config), StatusIs(kInvalid, AllOf(HasSubstr("text_config"), HasSubstr("97"))));
+}
+
+// LOAD-1: the text part's own flag decides; one beside it counts where the part has none.
+TEST(ModelConfigTest, AWrappedTextModelIsTiedAsItsPartSays) {
+  const auto tied = [](const json& outer, const json& inner) {
+    json config = Fixture("llama4");
+    config["tie_word_embeddings"] = outer;
+    config["text_config"]["tie_word_embeddings"] = inner;
+    return *Parse(config);
+  };
+  EXPECT_TRUE(tied(nullptr, true).tied_embeddings);
+  EXPECT_FALSE(tied(nullptr, false).tied_embeddings);
+  EXPECT_FALSE(tied(nullptr, nullptr).tied_embeddings);
+  EXPECT_TRUE(tied(true, nullptr).tied_embeddings);
+  EXPECT_THAT(tied(true, true).notes, ElementsAre());
+  const ModelSpec contradictory = tied(true, false);
+  EXPECT_FALSE(contradictory.tied_embeddings);
+  EXPECT_THAT(contradictory.notes,
+              ElementsAre(AllOf(HasSubstr("tie_word_embeddings"), HasSubstr("text_config"))));
+}
+
+TEST(ModelConfigTest, AValueIsShownShortAndPrintable) {
+  const auto text = [](const json& value) {
+    return std::string(Parse(Changed("olmoe", {{"vocab_size", value}})).status().message());
+  };
+  EXPECT_THAT(text(json::array({1, 2})), HasSubstr("[1,2]"));
+  EXPECT_THAT(text("line\nbreak \u00e9"), AllOf(HasSubstr("\\n"), HasSubstr("\\u00e9")));
+  EXPECT_LT(text(std::string(100'000, 'x')).size(), 300u);
+}
+
+}  // namespace
+}  // namespace lynx::model
