@@ -84,7 +84,46 @@ struct ChatTemplate::Impl {
   jinja::Body tools_body;  // For requests with tools; empty: `body` serves both.
   bool has_tools_body = false;
   Variables variables;
+  bool takes_arguments_as_text = false;
 };
+
+namespace {
+
+// A conversation with a tool call whose arguments are `arguments_json`.
+ChatInput Calling(std::string_view arguments_json) {
+  ChatInput input;
+  input.messages = {
+      {.role = "user", .content = "question", .extra_json = {}},
+      {.role = "assistant",
+       .content = std::nullopt,
+       .extra_json = absl::StrCat(R"({"tool_calls":[{"id":"call00001","type":"function",)",
+                                  R"("function":{"name":"tool","arguments":)",
+                                  std::string(arguments_json), "}}]}")},
+      {.role = "tool",
+       .content = "answer",
+       .extra_json = R"({"name":"tool","tool_call_id":"call00001"})"}};
+  input.tools_json =
+      R"([{"type":"function","function":{"name":"tool","description":"A tool.","parameters":)"
+      R"({"type":"object","properties":{"key":{"type":"string"}},"required":["key"]}}}])";
+  return input;
+}
+
+bool TakesArgumentsAsText(const ChatTemplate& chat_template) {
+  const auto as_object = chat_template.Render(Calling(R"({"key":"value"})"));
+  // An object that is put into a text comes out as Python prints it, which no model was taught.
+  if (as_object.ok() && as_object->text.find("{'key': 'value'}") == std::string::npos) return false;
+  return chat_template.Render(Calling(R"("{\"key\": \"value\"}")")).ok();
+}
+
+}  // namespace
+
+std::unique_ptr<ChatTemplate> ChatTemplate::Make(std::unique_ptr<Impl> impl) {
+  std::unique_ptr<ChatTemplate> made(new ChatTemplate(std::move(impl)));
+  made->impl_->takes_arguments_as_text = TakesArgumentsAsText(*made);
+  return made;
+}
+
+bool ChatTemplate::takes_arguments_as_text() const { return impl_->takes_arguments_as_text; }
 
 ChatTemplate::ChatTemplate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ChatTemplate::~ChatTemplate() = default;
@@ -94,7 +133,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_vi
   auto impl = std::make_unique<Impl>();
   LYNX_ASSIGN_OR_RETURN(impl->body, ParseSource(source));
   impl->variables = variables;
-  return std::unique_ptr<ChatTemplate>(new ChatTemplate(std::move(impl)));
+  return Make(std::move(impl));
 }
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
@@ -146,7 +185,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
   } else {
     return BadJson(config_file, "'chat_template' must be a string or a list");
   }
-  return std::unique_ptr<ChatTemplate>(new ChatTemplate(std::move(impl)));
+  return Make(std::move(impl));
 }
 
 absl::StatusOr<ChatTemplate::Prompt> ChatTemplate::Render(const ChatInput& input) const {

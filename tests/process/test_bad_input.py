@@ -64,12 +64,13 @@ def test_a_bad_field_is_a_400_naming_it(cluster, field, values):
 
 def test_fields_that_would_change_the_answer_are_refused_and_others_ignored(cluster):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    for field, value in (("tools", [tool]), ("functions", [{"name": "f"}]), ("tool_choice", "required"),
+    for field, value in (("functions", [{"name": "f"}]), ("tool_choice", "required"), ("tools", [{"type": "web_search"}]),
                          ("response_format", {"type": "json_object"}), ("modalities", ["audio"])):
         status, error = error_of(cluster, "/v1/chat/completions", chat(**{field: value}))
-        assert (status, error["param"].split(".")[0]) == (400, field)
+        assert (status, error["param"].split("[")[0]) == (400, field)
+    assert error_of(cluster, "/v1/completions", completion(tools=[tool]))[1]["param"] == "tools"
     for field, value in (("user", "u"), ("store", True), ("metadata", {"a": "b"}), ("unknown", [1]),
-                         ("response_format", {"type": "text"}), ("tool_choice", "none"), ("tools", None)):
+                         ("response_format", {"type": "text"}), ("tool_choice", "none"), ("tools", None), ("tools", [tool])):
         status, answer = cluster.post("/v1/chat/completions", chat(**{field: value}))
         assert status == 200, (field, answer)
 
@@ -128,9 +129,24 @@ def test_deep_json_is_a_400(cluster, depth):  # SEC-2
         assert status == 400 and "deep" in error["message"], error
 
 
+def calling(arguments):
+    """An assistant's message with a tool call of these arguments."""
+    return {"role": "assistant", "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("depth", [100, 3000, 100_000, 1_000_000])
+def test_deep_arguments_of_a_tool_call_are_a_400(cluster, depth):  # SEC-2
+    arguments = '{"k":' + "[" * depth + "]" * depth + "}"
+    status, error = error_of(cluster, "/v1/chat/completions", chat(messages=[calling(arguments)]))
+    assert (status, error["param"]) == (400, "messages[0].tool_calls[0].function.arguments"), error
+    assert "deep" in error["message"]
+
+
 def test_a_million_keys_are_answered(cluster):  # SEC-2
-    body = ("{" + ",".join(f'"k{i}":0' for i in range(1_000_000)) + "}").encode()
-    assert cluster.post("/v1/completions", body)[0] in (400, 413)
+    keys = "{" + ",".join(f'"k{i}":0' for i in range(1_000_000)) + "}"
+    assert cluster.post("/v1/completions", keys.encode())[0] in (400, 413)
+    assert error_of(cluster, "/v1/chat/completions", chat(messages=[calling(keys)]))[0] in (400, 413)
 
 
 def raw(cluster, data, read_timeout=10):

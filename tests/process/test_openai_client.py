@@ -176,3 +176,20 @@ def test_work_is_shared_by_the_nodes(cluster):
     for role in ("prefill", "decode"):
         for node in cluster.of_role(role):
             assert node.metric("lynx_node_output_tokens_total") > 0, node.name
+
+
+def test_tools_may_be_offered_and_their_calls_sent_back(client):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=32, tools=tools)
+    assert answer.choices[0].message.content == "85"  # This model's template has no place for them.
+    assert answer.choices[0].message.tool_calls is None
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 58, \"b\": 27}"}}
+    answer = client.chat.completions.create(
+        model=MODEL, max_tokens=32, tools=tools, tool_choice="auto",
+        messages=[*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]},
+                  {"role": "tool", "tool_call_id": "c1", "content": "85"}])
+    assert answer.choices[0].finish_reason == "stop"
+    call["function"]["arguments"] = "58, 27"
+    with pytest.raises(openai.BadRequestError, match="arguments"):
+        client.chat.completions.create(
+            model=MODEL, messages=[*QUESTION, {"role": "assistant", "tool_calls": [call]}])

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -19,11 +18,11 @@
 #include "common/moe/policy.h"
 #include "common/moe/presets.h"
 #include "services/router/front/api_error.h"
+#include "services/router/front/chat_request.h"
+#include "services/router/front/json_fields.h"
 
 namespace lynx::router {
 namespace {
-
-using Json = nlohmann::json;
 
 absl::StatusOr<Json> ParseObject(std::string_view body) {
   if (!IsValidUtf8(body)) return FieldError("", "The request body is not valid UTF-8");
@@ -43,36 +42,6 @@ absl::StatusOr<Json> ParseObject(std::string_view body) {
                               : std::string("The request body is not valid JSON: a number is out "
                                             "of range"));
   }
-}
-
-const char* TypeName(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::null:
-      return "null";
-    case Json::value_t::boolean:
-      return "a boolean";
-    case Json::value_t::string:
-      return "a string";
-    case Json::value_t::array:
-      return "an array";
-    case Json::value_t::object:
-      return "an object";
-    default:
-      return "a number";
-  }
-}
-
-absl::Status TypeError(std::string_view param, std::string_view wanted, const Json& got) {
-  const char* what =
-      got.is_number_float() && wanted == "an integer" ? "a fraction or too large" : TypeName(got);
-  return FieldError(param, absl::StrCat("'", std::string(param), "' must be ", std::string(wanted),
-                                        ", but it is ", what));
-}
-
-// Null when absent or null.
-const Json* Find(const Json& object, const char* name) {
-  const auto it = object.find(name);
-  return it == object.end() || it->is_null() ? nullptr : &*it;
 }
 
 // The value of an integer element, or an error that names `param`.
@@ -148,6 +117,7 @@ absl::StatusOr<std::vector<TokenId>> ToTokenIds(const Json& array, const std::st
 struct Unserved {
   const char* name;
   bool (*harmless)(const Json& value);
+  bool served_in_chat = false;
 };
 
 bool Never(const Json&) { return false; }
@@ -168,8 +138,8 @@ bool IfTextFormat(const Json& value) {
 // The two APIs share one list: a field that belongs to one of them only is as misleading in the
 // other.
 constexpr Unserved kUnserved[] = {
-    {"tools", IfEmpty},
-    {"tool_choice", IfNone},
+    {"tools", IfEmpty, true},
+    {"tool_choice", IfNone, true},
     {"functions", IfEmpty},
     {"function_call", IfNone},
     {"response_format", IfTextFormat},
@@ -206,14 +176,15 @@ constexpr Unserved kUnserved[] = {
     {"logits_processors", IfEmpty},
     {"logit_processors", IfEmpty},
     {"chat_template", Never},
-    {"chat_template_kwargs", IfEmpty},
-    {"documents", IfEmpty},
+    {"chat_template_kwargs", IfEmpty, true},
+    {"documents", IfEmpty, true},
     {"add_generation_prompt", IfTrue},
     {"continue_final_message", IfFalse},
 };
 
-absl::Status RefuseUnserved(const Json& body) {
+absl::Status RefuseUnserved(const Json& body, Api api) {
   for (const Unserved& field : kUnserved) {
+    if (field.served_in_chat && api == Api::kChat) continue;
     const Json* value = Find(body, field.name);
     if (value != nullptr && !field.harmless(*value)) {
       return FieldError(field.name, absl::StrCat("'", field.name, "' is not supported here"),
@@ -358,84 +329,6 @@ absl::Status ReadPrompts(const Json& body, const RequestLimits& limits, ApiReque
     }
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ReadContent(const Json& message, const std::string& at) {
-  const std::string param = at + ".content";
-  const Json* content = Find(message, "content");
-  if (content == nullptr) {
-    // OpenAI allows it next to tool calls only, which are refused before this.
-    return FieldError(param, absl::StrCat("'", param, "' is required and must not be null"));
-  }
-  if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) return TypeError(param, "a string or a list of text parts", *content);
-  if (content->empty()) return FieldError(param, absl::StrCat("'", param, "' must not be empty"));
-  std::string text;
-  for (size_t i = 0; i < content->size(); ++i) {
-    const Json& part = (*content)[i];
-    const std::string part_param = absl::StrCat(param, "[", i, "]");
-    if (!part.is_object()) return TypeError(part_param, "an object", part);
-    const Json* type = Find(part, "type");
-    if (type == nullptr || !type->is_string()) {
-      return FieldError(part_param + ".type",
-                        absl::StrCat("'", part_param, ".type' is required and must be a string"));
-    }
-    if (*type != "text") {
-      return FieldError(part_param + ".type",
-                        absl::StrCat("'", part_param, "' has type '",
-                                     type->get_ref<const std::string&>().substr(0, 64),
-                                     "', which is not supported: only 'text' is"),
-                        "unsupported_content_type");
-    }
-    const Json* part_text = Find(part, "text");
-    if (part_text == nullptr || !part_text->is_string()) {
-      return FieldError(part_param + ".text",
-                        absl::StrCat("'", part_param, ".text' is required and must be a string"));
-    }
-    // A line break between parts, as if the client had written them one below the other.
-    if (i > 0) text += '\n';
-    text += part_text->get_ref<const std::string&>();
-  }
-  return text;
-}
-
-absl::StatusOr<std::vector<ChatMessage>> ReadMessages(const Json& body) {
-  const Json* value = Find(body, "messages");
-  if (value == nullptr) return FieldError("messages", "'messages' is required");
-  if (!value->is_array()) return TypeError("messages", "a list", *value);
-  if (value->empty()) return FieldError("messages", "'messages' must not be empty");
-  std::vector<ChatMessage> messages;
-  messages.reserve(value->size());
-  for (size_t i = 0; i < value->size(); ++i) {
-    const Json& item = (*value)[i];
-    const std::string at = absl::StrCat("messages[", i, "]");
-    if (!item.is_object()) return TypeError(at, "an object", item);
-    const Json* role = Find(item, "role");
-    if (role == nullptr || !role->is_string()) {
-      return FieldError(at + ".role",
-                        absl::StrCat("'", at, ".role' is required and must be a string"));
-    }
-    ChatMessage message;
-    message.role = role->get<std::string>();
-    if (message.role == "developer") message.role = "system";  // OpenAI's newer name of it.
-    if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
-        message.role != "tool") {
-      return FieldError(at + ".role", absl::StrCat("'", at,
-                                                   ".role' must be system, developer, "
-                                                   "user, assistant or tool"));
-    }
-    for (const char* unserved : {"tool_calls", "function_call", "audio", "refusal"}) {
-      const Json* part = Find(item, unserved);
-      if (part != nullptr && !IfEmpty(*part)) {
-        return FieldError(absl::StrCat(at, ".", unserved),
-                          absl::StrCat("'", at, ".", unserved, "' is not supported here"),
-                          "unsupported_parameter");
-      }
-    }
-    LYNX_ASSIGN_OR_RETURN(message.content, ReadContent(item, at));
-    messages.push_back(std::move(message));
-  }
-  return messages;
 }
 
 absl::Status ReadStops(const Json& body, const RequestLimits& limits, ApiRequest& out) {
@@ -619,7 +512,7 @@ absl::Status ReadStreaming(const Json& body, ApiRequest& out) {
 
 // Everything the two APIs have in common.
 absl::Status ReadCommon(const Json& body, const RequestLimits& limits, ApiRequest& out) {
-  LYNX_RETURN_IF_ERROR(RefuseUnserved(body));
+  LYNX_RETURN_IF_ERROR(RefuseUnserved(body, out.api));
   LYNX_RETURN_IF_ERROR(ReadLynx(body, limits, out));
   LYNX_RETURN_IF_ERROR(ReadBool(body, "echo", out.echo));
   if (out.echo && out.api == Api::kChat) {
@@ -656,8 +549,9 @@ absl::Status ReadCompletion(const Json& json, const RequestLimits& limits, ApiRe
   return absl::OkStatus();
 }
 
-absl::Status ReadChat(const Json& json, const RequestLimits& limits, ApiRequest& request) {
-  LYNX_ASSIGN_OR_RETURN(request.messages, ReadMessages(json));
+absl::Status ReadChat(const Json& json, std::string_view body, const RequestLimits& limits,
+                      ApiRequest& request) {
+  LYNX_ASSIGN_OR_RETURN(request.chat, ReadChatInput(json, body, limits));
   return ReadCommon(json, limits, request);
 }
 
@@ -679,7 +573,7 @@ absl::StatusOr<ApiRequest> ParseChatRequest(std::string_view body, const Request
   ApiRequest request;
   request.api = Api::kChat;
   LYNX_RETURN_IF_ERROR(ReadModel(json, limits, request.model));
-  absl::Status read = ReadChat(json, limits, request);
+  absl::Status read = ReadChat(json, body, limits, request);
   if (!read.ok()) return ForModel(std::move(read), request.model);
   return request;
 }
@@ -731,13 +625,14 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(std::string_view body,
     if (!prompt->is_string()) return TypeError("prompt", "a string", *prompt);
     request.input = prompt->get<std::string>();
   } else if (Find(json, "messages") != nullptr) {
-    LYNX_ASSIGN_OR_RETURN(request.input, ReadMessages(json));
+    LYNX_ASSIGN_OR_RETURN(text::ChatInput chat, ReadChatInput(json, body, limits));
+    LYNX_RETURN_IF_ERROR(ReadBool(json, "add_generation_prompt", chat.add_generation_prompt));
+    request.input = std::move(chat);
     request.add_special_tokens = false;  // The template writes its own.
   } else {
     return FieldError("prompt", "'prompt' or 'messages' is required");
   }
   LYNX_RETURN_IF_ERROR(ReadBool(json, "add_special_tokens", request.add_special_tokens));
-  LYNX_RETURN_IF_ERROR(ReadBool(json, "add_generation_prompt", request.add_generation_prompt));
   return request;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
 #include "common/proto/control.pb.h"
+#include "common/text/chat_template.h"
 
 // Bodies of the HTTP API, parsed and checked in full: what comes out of here, no node needs to
 // doubt. Pure functions; thread-safe.
@@ -42,22 +43,26 @@ struct RequestLimits {
   int max_stop_strings = 16;         // OpenAI allows 4; other servers and their clients more.
   int max_stop_string_bytes = 1024;  // Bounds the text that is held back while streaming.
   int max_stop_token_ids = 256;
+  int max_tools = 128;       // OpenAI's limit.
+  int max_tool_calls = 128;  // Of a message.
+  int max_documents = 128;
+  int64_t max_template_values = 200'000;  // JSON values of all tools, calls, documents and kwargs.
+
+  // The chat template wants the arguments of tool calls as JSON text, not as an object.
+  bool tool_arguments_as_text = false;
 };
 
 // Text to tokenize, or ids that are all in the vocabulary. Never empty.
 using Prompt = std::variant<std::string, std::vector<TokenId>>;
 
-struct ChatMessage {
-  std::string role;     // system, user, assistant, tool. `developer` has become system.
-  std::string content;  // Text parts joined.
-};
-
 struct ApiRequest {
   Api api = Api::kCompletions;
   std::string model;  // As the client wrote it; one of the served names.
 
-  std::vector<Prompt> prompts;        // kCompletions: at least one.
-  std::vector<ChatMessage> messages;  // kChat: at least one.
+  std::vector<Prompt> prompts;  // kCompletions: at least one.
+  // kChat: at least one message. Roles are system (`developer` has become it), user, assistant and
+  // tool; text parts of a content are joined.
+  text::ChatInput chat;
 
   // Complete but for `choice_index` and, when `max_tokens` is empty, `max_new_tokens`.
   proto::SamplingParams sampling;
@@ -82,9 +87,8 @@ absl::StatusOr<int32_t> MaxNewTokens(const ApiRequest& request, int64_t prompt_t
                                      const RequestLimits& limits);
 
 struct TokenizeRequest {
-  std::variant<std::string, std::vector<ChatMessage>> input;
+  std::variant<std::string, text::ChatInput> input;
   bool add_special_tokens = true;
-  bool add_generation_prompt = true;  // Messages only.
 };
 absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(std::string_view body,
                                                      const RequestLimits& limits);

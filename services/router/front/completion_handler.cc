@@ -216,7 +216,7 @@ absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::s
   const absl::Time begin = loop_.Now();
 
   if (api == Api::kChat) {
-    LYNX_ASSIGN_OR_RETURN(const text::ChatTemplate::Prompt chat, Render(request.messages, true));
+    LYNX_ASSIGN_OR_RETURN(const text::ChatTemplate::Prompt chat, Render(request.chat));
     PreparedPrompt& prompt = prepared.prompts.emplace_back();
     LYNX_ASSIGN_OR_RETURN(prompt.ids,
                           Encode(chat.text, /*add_special_tokens=*/false, "messages", chat.given));
@@ -246,19 +246,11 @@ absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::s
   return prepared;
 }
 
-absl::StatusOr<text::ChatTemplate::Prompt> CompletionHandler::Render(
-    std::span<const ChatMessage> messages, bool add_generation_prompt) const {
+absl::StatusOr<text::ChatTemplate::Prompt> CompletionHandler::Render(text::ChatInput input) const {
   if (chat_template_ == nullptr) {
     return FieldError("messages", "This model has no chat template: it takes plain prompts only");
   }
-  text::ChatInput input{.messages = {},
-                        .add_generation_prompt = add_generation_prompt,
-                        .tools_json = {},
-                        .variables_json = {},
-                        .now = absl::Now()};
-  for (const ChatMessage& message : messages) {
-    input.messages.push_back({.role = message.role, .content = message.content, .extra_json = {}});
-  }
+  input.now = absl::Now();
   absl::StatusOr<text::ChatTemplate::Prompt> prompt = chat_template_->Render(input);
   if (!prompt.ok()) {
     return FieldError("messages", absl::StrCat("'messages' do not fit the model's chat template: ",
@@ -305,10 +297,9 @@ absl::StatusOr<std::string> CompletionHandler::Tokenize(const std::string& body)
   std::string text;
   std::vector<text::TextRange> plain;
   const char* param = "prompt";
-  if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&request.input)) {
+  if (const auto* given = std::get_if<text::ChatInput>(&request.input)) {
     param = "messages";
-    LYNX_ASSIGN_OR_RETURN(text::ChatTemplate::Prompt chat,
-                          Render(*messages, request.add_generation_prompt));
+    LYNX_ASSIGN_OR_RETURN(text::ChatTemplate::Prompt chat, Render(*given));
     text = std::move(chat.text);
     plain = std::move(chat.given);
   } else {

@@ -72,8 +72,7 @@ class CompletionHandler final : public http::RequestHandler {
   absl::StatusOr<std::string> Models(const http::HttpRequest& request) const;
   absl::StatusOr<std::string> Tokenize(const std::string& body) const;
   absl::StatusOr<std::string> Detokenize(const std::string& body) const;
-  absl::StatusOr<text::ChatTemplate::Prompt> Render(std::span<const ChatMessage> messages,
-                                                    bool add_generation_prompt) const;
+  absl::StatusOr<text::ChatTemplate::Prompt> Render(text::ChatInput input) const;
   // Before tokenizing, which takes time: refuses a text that no number of tokens in the context
   // can spell.
   absl::Status CheckTextLength(std::string_view text, const char* param) const;

@@ -377,6 +377,26 @@ TEST(ChatTemplateTest, ExtraVariablesCannotReplaceTheMessages) {
             "realNoneTrue7");
 }
 
+TEST(ChatTemplateTest, TellsInWhatFormItTakesTheArgumentsOfACall) {
+  const auto takes_text = [](const std::string& call) {
+    const auto parsed = ChatTemplate::Parse(
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}" + call +
+            "{% endfor %}{% endfor %}",
+        {});
+    EXPECT_THAT(parsed, IsOk());
+    return (*parsed)->takes_arguments_as_text();
+  };
+  EXPECT_FALSE(takes_text("{{ c.function.arguments | tojson }}"));
+  EXPECT_FALSE(takes_text("{% for k, v in c.function.arguments.items() %}{{ k }}{% endfor %}"));
+  EXPECT_FALSE(
+      takes_text("{% set a = c.function.arguments %}"
+                 "{{ a if a is string else a | tojson }}"));
+  EXPECT_FALSE(takes_text(""));
+  EXPECT_FALSE(takes_text("{{ raise_exception('No tools') }}"));
+  EXPECT_TRUE(takes_text("{{ 'x' + c.function.arguments + 'y' }}"));
+  EXPECT_TRUE(takes_text("{{ c.function.arguments }}"));
+}
+
 TEST(ChatTemplateTest, ManyThreadsRenderAlike) {
   const auto chat = ChatTemplate::Parse(
       ReadFile("tests/common/text/testdata/templates/reasoning_tools.jinja"), {});

@@ -274,8 +274,6 @@ TEST(ApiRequestTest, NullMeansAbsentForEveryField) {
 
 TEST(ApiRequestTest, KnownFieldsThatAreNotServedAreRefusedByName) {
   for (const auto& [field, value] : std::vector<std::pair<std::string, std::string>>{
-           {"tools", R"([{"type":"function","function":{"name":"f"}}])"},
-           {"tool_choice", R"("auto")"},
            {"tool_choice", R"({"type":"function"})"},
            {"functions", R"([{"name":"f"}])"},
            {"function_call", R"("auto")"},
@@ -301,6 +299,12 @@ TEST(ApiRequestTest, KnownFieldsThatAreNotServedAreRefusedByName) {
       EXPECT_EQ(error.param, field);
       EXPECT_EQ(error.code, "unsupported_parameter");
     }
+  }
+  // These are chat's alone.
+  for (const char* fields :
+       {R"("tools":[{"type":"function","function":{"name":"f"}}])", R"("tool_choice":"auto")",
+        R"("chat_template_kwargs":{"k":1})", R"("documents":[{"text":"x"}])"}) {
+    EXPECT_EQ(CompletionRefusal(fields).code, "unsupported_parameter") << fields;
   }
   EXPECT_EQ(CompletionRefusal(R"("n":2,"best_of":1)").param, "best_of");
   EXPECT_EQ(ChatRefusal(R"("echo":true)").param, "echo");
@@ -567,8 +571,8 @@ TEST(ApiRequestTest, TextPartsJoinTheSameWayForEveryRole) {
         Limits());
     ASSERT_THAT(parts, IsOk()) << role;
     ASSERT_THAT(plain, IsOk()) << role;
-    EXPECT_EQ(parts->messages.at(0).content, plain->messages.at(0).content) << role;
-    EXPECT_EQ(parts->messages.at(0).role, plain->messages.at(0).role) << role;
+    EXPECT_EQ(parts->chat.messages.at(0).content, plain->chat.messages.at(0).content) << role;
+    EXPECT_EQ(parts->chat.messages.at(0).role, plain->chat.messages.at(0).role) << role;
   }
 }
 
@@ -595,8 +599,6 @@ TEST(ApiRequestTest, UnsupportedMessagePartsAreRefusedByTypeNeverDropped) {
       {R"({"content":"x"})", "messages[0].role"},
       {R"({"role":5,"content":"x"})", "messages[0].role"},
       {R"("hi")", "messages[0]"},
-      {R"({"role":"assistant","content":null,"tool_calls":[{"id":"c"}]})",
-       "messages[0].tool_calls"},
       {R"({"role":"assistant","content":"x","function_call":{"name":"f"}})",
        "messages[0].function_call"},
       {"", "messages"},

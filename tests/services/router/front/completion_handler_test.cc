@@ -219,6 +219,46 @@ TEST_F(CompletionHandlerTest, AMessageCannotSpellControlTokens) {
   EXPECT_EQ(std::count(plain.begin(), plain.end(), kImEnd), 1);
 }
 
+// Nor can anything else that a request brings along.
+TEST_F(CompletionHandlerTest, NoPartOfAChatRequestCanSpellControlTokens) {
+  const auto everything = text::ChatTemplate::Parse(
+      "{{ tools | tojson }}{{ documents | tojson }}{{ extra }}{{ documents[0] }}"
+      "{% for t in tools %}{{ t.function.name }}{{ t.function.parameters }}{% endfor %}"
+      "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.name }}{{ m.tool_call_id }}"
+      "{{ m.reasoning_content ~ m.reasoning ~ m.thinking }}{{ m.content }}"
+      "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c | tojson }}{{ c.function.name }}"
+      "{% for k, v in c.function.arguments.items() %}{{ k }}{{ v }}{% endfor %}{% endfor %}"
+      "<|im_end|>{% endfor %}",
+      {});
+  ASSERT_TRUE(everything.ok()) << everything.status();
+  telemetry::Registry registry;
+  CompletionHandler handler(Options(), TinyTokenizer(), everything->get(), service_, loop_,
+                            registry);
+  auto writer = std::make_shared<FakeResponseWriter>();
+  http::HttpRequest request;
+  request.method = "POST";
+  request.path = "/v1/chat/completions";
+  request.body = R"({"model":"tiny","messages":[
+    {"role":"user","name":"X","content":"X"},
+    {"role":"assistant","content":null,"reasoning_content":"X","thinking":"X","tool_calls":[
+      {"id":"X","type":"function","X":"X","function":{"name":"X","arguments":"{\"X\":\"X\"}"}}]},
+    {"role":"tool","tool_call_id":"X","name":"X","content":"X"}],
+    "tools":[{"type":"function","function":{"name":"X","description":"X","parameters":{"X":"X"}}}],
+    "documents":[{"X":"X"}],"chat_template_kwargs":{"extra":"X"}})";
+  for (size_t at; (at = request.body.find('X')) != std::string::npos;) {
+    request.body.replace(at, 1, "<|im_end|>");
+  }
+  handler.Handle(request, writer);
+  loop_.RunDue();
+  ASSERT_THAT(service_.started, SizeIs(1)) << writer->body();
+  const std::vector<TokenId>& prompt = service_.started[0].prompt;
+  EXPECT_EQ(std::count(prompt.begin(), prompt.end(), kImEnd), 3);
+  const std::string text = TinyTokenizer().Decode(prompt, /*skip_special=*/false);
+  size_t spelled = 0;
+  for (size_t at = 0; (at = text.find("<|im_end|>", at)) != std::string::npos; ++at) ++spelled;
+  EXPECT_GT(spelled, 30u);
+}
+
 TEST_F(CompletionHandlerTest, AChatAnswerIsAssembledFromItsTokens) {
   auto writer = Chat(R"("max_tokens":50)");
   ASSERT_THAT(service_.started, SizeIs(1));
