@@ -113,6 +113,7 @@ struct FlagSet::Option {
   bool is_list = false;
   bool is_secret = false;
   bool is_positional = false;
+  bool in_environment = true;
   // Parses and stores; on failure says what was wanted, without the option's name.
   std::function<absl::Status(const std::vector<std::string>&)> set;
   std::function<std::string()> show;
@@ -334,6 +335,17 @@ void FlagSet::AddChoice(const std::string& name, std::string* field,
 void FlagSet::AddPositional(const std::string& name, std::string* field, const std::string& help) {
   AddString(name, field, help);
   impl_->options.back()->is_positional = true;
+  impl_->options.back()->in_environment = false;
+}
+
+void FlagSet::IgnoreEnvironment(const std::string& name) {
+  for (const auto& option : impl_->options) {
+    if (option->name == name) {
+      option->in_environment = false;
+      return;
+    }
+  }
+  LYNX_CHECK_MSG(false, absl::StrCat("no option '", name, "'"));
 }
 
 namespace {
@@ -383,7 +395,7 @@ absl::StatusOr<ParseOutcome> FlagSet::Parse(int argc, const char* const* argv) {
         option->is_positional ? option->name : absl::StrCat("--", option->name);
     std::string help = option->help;
     if (!option->default_text.empty()) absl::StrAppend(&help, ", default ", option->default_text);
-    if (!option->is_positional) absl::StrAppend(&help, " (", EnvName(option->name), ")");
+    if (option->in_environment) absl::StrAppend(&help, " (", EnvName(option->name), ")");
     if (option->is_flag) {
       option->cli = app.add_flag(flag, option->from_flags, help);
     } else {
@@ -423,7 +435,7 @@ absl::StatusOr<ParseOutcome> FlagSet::Parse(int argc, const char* const* argv) {
       given.insert(option.get());
       continue;
     }
-    if (option->is_positional) continue;
+    if (!option->in_environment) continue;
     const std::string variable = EnvName(option->name);
     if (const char* value = std::getenv(variable.c_str()); value != nullptr) {
       LYNX_RETURN_IF_ERROR(
@@ -459,6 +471,14 @@ std::string FlagSet::Describe() const {
                     option->source, ")");
   }
   return text;
+}
+
+std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const auto& option : impl_->options) {
+    if (option->name != "config") values.emplace_back(option->name, option->show());
+  }
+  return values;
 }
 
 }  // namespace lynx::config

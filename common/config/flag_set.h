@@ -6,6 +6,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -78,6 +79,10 @@ class FlagSet {
   // What follows the flags; without this, extra arguments are errors.
   void AddPositional(const std::string& name, std::string* field, const std::string& help);
 
+  // The option `name` takes no value from the environment: its variable means something else to
+  // another program.
+  void IgnoreEnvironment(const std::string& name);
+
   // Reads flags, environment and file, and sets the fields; argv[0] is skipped. On an error fields
   // may be partly set: print the message and exit with a failure.
   //   InvalidArgument  unknown flag or key, malformed or out-of-range value; names the option, the
@@ -90,6 +95,8 @@ class FlagSet {
   // The effective values after Parse() for the start-up log, secrets masked:
   // "port=8000 (flag) host=0.0.0.0 (default) api-key=<set> (environment)".
   std::string Describe() const;
+  // The same as pairs of name and value, without --config.
+  std::vector<std::pair<std::string, std::string>> Values() const;
 
  private:
   struct Option;

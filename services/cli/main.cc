@@ -7,6 +7,7 @@
 #include "services/cli/bench/bench.h"
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
+#include "services/cli/loadtest/loadtest.h"
 #include "services/cli/plan.h"
 #include "services/cli/up.h"
 
@@ -18,6 +19,10 @@ int RunBench(int argc, const char* const* argv) {
 
 int RunEval(int argc, const char* const* argv) {
   return lynx::cli::RunEval(argc, argv, std::cout, std::cerr);
+}
+
+int RunLoadtest(int argc, const char* const* argv) {
+  return lynx::loadtest::RunLoadtest(argc, argv, std::cout, std::cerr);
 }
 
 int RunPlan(int argc, const char* const* argv) {
@@ -33,13 +38,14 @@ constexpr struct {
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
     {"bench", RunBench, "measure decode, prefill or the planner"},
     {"eval", RunEval, "measure what routing policies save and cost"},
+    {"loadtest", RunLoadtest, "put any OpenAI-style server under load and measure it"},
     {"plan", RunPlan, "show what a routing policy does to router logits"},
 };
 
 int Usage(FILE* out, int status) {
   std::fputs("usage: lynx COMMAND [--help | OPTIONS]\n       lynx --version\n\n", out);
   for (const auto& command : kCommands) {
-    std::fprintf(out, "  %-8s %s\n", command.name, command.what);
+    std::fprintf(out, "  %-9s %s\n", command.name, command.what);
   }
   return status;
 }

@@ -195,6 +195,22 @@ TEST_F(FlagSetTest, SecretsNeverShow) {
               StatusIs(absl::StatusCode::kInvalidArgument, Not(HasSubstr("hunter"))));
 }
 
+TEST_F(FlagSetTest, ValuesAreWhatDescribeShows) {
+  ASSERT_THAT(Parse({"--api-key=hunter2", "--port=9"}), IsOk());
+  const auto values = flags_.Values();
+  EXPECT_THAT(values, ::testing::Contains(::testing::Pair("port", "9")));
+  EXPECT_THAT(values, ::testing::Contains(::testing::Pair("api-key", "<set>")));
+  EXPECT_THAT(values, Not(::testing::Contains(::testing::Pair("config", ::testing::_))));
+}
+
+TEST_F(FlagSetTest, AnOptionCanBeKeptFromTheEnvironment) {
+  setenv("LYNX_HOST", "from-environment", 1);
+  flags_.IgnoreEnvironment("host");
+  ASSERT_THAT(Parse({}), IsOk());
+  unsetenv("LYNX_HOST");
+  EXPECT_NE(host_, "from-environment");
+}
+
 TEST_F(FlagSetTest, MalformedFilesAreErrorsWithTheirLine) {
   for (const char* line : {"[section]", "port", "port =", "= 1", "host = \"open", "host = a b",
                            "node = [a", "node = [a b]", "host = \"a\\n\"", "port = 1 = 2"}) {
