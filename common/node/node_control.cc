@@ -26,7 +26,10 @@ NodeControl::NodeControl(const Options& options, EventLoop& loop, rpc::Channel& 
   LYNX_CHECK(options.incarnation != 0 && options.router_timeout > absl::ZeroDuration());
 }
 
-NodeControl::~NodeControl() { loop_.CancelTimer(check_timer_); }
+NodeControl::~NodeControl() {
+  loop_.CancelTimer(check_timer_);
+  loop_.CancelTimer(load_timer_);
+}
 
 void NodeControl::Start() {
   channel_.Start(*this);
@@ -122,7 +125,16 @@ void NodeControl::Send(Incarnation router, proto::Envelope envelope) {
   Reply(it->second.peer, router, std::move(envelope));
 }
 
+void NodeControl::LoadChanged() {
+  if (load_timer_ != 0) return;
+  load_timer_ = loop_.RunAfter(last_broadcast_ + options_.load_interval - loop_.Now(), [this] {
+    load_timer_ = 0;
+    BroadcastStatus();
+  });
+}
+
 void NodeControl::BroadcastStatus() {
+  last_broadcast_ = loop_.Now();
   for (const auto& [incarnation, router] : routers_) {
     proto::Envelope envelope;
     *envelope.mutable_node_status() = delegate_.Status();

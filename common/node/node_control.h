@@ -32,6 +32,8 @@ class NodeControl final : public rpc::Channel::Handler {
     Incarnation incarnation = 0;
     absl::Duration router_timeout = absl::Seconds(10);  // > 0; several heartbeats of a router.
     int32_t max_routers = 256;  // > 0; heartbeats of more routers are not answered.
+    // Changes of load are told at most so often, between heartbeats.
+    absl::Duration load_interval = absl::Milliseconds(50);
   };
 
   class Delegate {
@@ -61,6 +63,8 @@ class NodeControl final : public rpc::Channel::Handler {
 
   // Tells every live router the status now: after a change they should not wait a heartbeat for.
   void BroadcastStatus();
+  // The node's load is another now: every live router hears of it within load_interval.
+  void LoadChanged();
 
   int32_t routers() const { return static_cast<int32_t>(routers_.size()); }
 
@@ -86,6 +90,8 @@ class NodeControl final : public rpc::Channel::Handler {
   int64_t refused_pings_ = 0;                       // Since the last check.
   absl::Time last_check_ = absl::InfiniteFuture();  // Future: none yet.
   TimerId check_timer_ = 0;
+  TimerId load_timer_ = 0;  // 0: nothing to tell.
+  absl::Time last_broadcast_ = absl::InfinitePast();
 };
 
 }  // namespace lynx::node

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/node/sampling_wire.h"
+#include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
 
 namespace lynx::decode {
@@ -24,6 +25,7 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, Quality
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
       scheduler_(options.scheduler),
+      step_time_(options.scheduler.max_batch),
       policy_(policy),
       quality_(quality) {}
 
@@ -60,6 +62,7 @@ proto::NodeStatus DecodeNode::Status() {
       std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
   status.set_running_sequences(static_cast<int32_t>(streams_.size()));
   status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
+  StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   return status;
 }
 
@@ -350,6 +353,7 @@ void DecodeNode::OnStepDone() {
   }
   if (step_status_.ok()) {
     metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows, absl::ToDoubleSeconds(took));
+    step_time_.Add(rows, took);
     last_stats_ = engine_.runner().stats();
   }
   // A sequence's last tokens go out before its last word.
@@ -403,6 +407,7 @@ void DecodeNode::Erase(SequenceId id) {
 }
 
 void DecodeNode::UpdateGauges() {
+  control_.LoadChanged();
   const int64_t free = engine_.pool().free_blocks();
   metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free - granted_blocks_,
                      granted_blocks_);

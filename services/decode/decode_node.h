@@ -17,6 +17,7 @@
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
 #include "common/node/step_executor.h"
+#include "common/node/step_time_fit.h"
 #include "common/proto/control.pb.h"
 #include "services/decode/handoff/kv_receiver.h"
 #include "services/decode/policy/step_policy.h"
@@ -95,6 +96,7 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   node::NodeControl control_;
   KvReceiver* receiver_ = nullptr;
   DecodeScheduler scheduler_;
+  node::StepTimeFit step_time_;
   StepPolicy policy_;
   QualityWatch& quality_;
   std::map<SequenceId, Stream> streams_;

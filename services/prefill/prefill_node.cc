@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/model/model_spec.h"
 #include "common/node/sampling_wire.h"
+#include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
 
 namespace lynx::prefill {
@@ -32,7 +33,8 @@ PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSende
       moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
-      scheduler_(options.scheduler) {}
+      scheduler_(options.scheduler),
+      step_time_(options.scheduler.step_rows) {}
 
 PrefillNode::~PrefillNode() {
   for (auto& [id, job] : jobs_) loop_.CancelTimer(job.deadline_timer);
@@ -68,6 +70,7 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - scheduler_.waiting());
   status.set_waiting_sequences(scheduler_.waiting());
   status.set_queued_prompt_tokens(scheduler_.queued_tokens());
+  StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   return status;
 }
 
@@ -250,8 +253,9 @@ void PrefillNode::OnStepDone() {
     }
   }
   if (step_status_.ok()) {
-    metrics_.OnStep(static_cast<int64_t>(chunks.size()), rows,
-                    absl::ToDoubleSeconds(loop_.Now() - step_began_));
+    const absl::Duration took = loop_.Now() - step_began_;
+    metrics_.OnStep(static_cast<int64_t>(chunks.size()), rows, absl::ToDoubleSeconds(took));
+    step_time_.Add(rows, took);
     moe_metrics_.OnStep(engine_.runner().stats());
   }
   for (const PrefillScheduler::Chunk& chunk : chunks) EraseIfDone(chunk.id);
@@ -367,6 +371,7 @@ void PrefillNode::EraseIfDone(SequenceId id) {
 }
 
 void PrefillNode::UpdateGauges() {
+  control_.LoadChanged();
   const int32_t free = engine_.pool().free_blocks();
   metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free, 0);
   metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - scheduler_.waiting(), scheduler_.waiting());

@@ -16,6 +16,7 @@
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
 #include "common/node/step_executor.h"
+#include "common/node/step_time_fit.h"
 #include "common/proto/control.pb.h"
 #include "services/prefill/handoff/kv_sender.h"
 #include "services/prefill/scheduler/prefill_scheduler.h"
@@ -103,6 +104,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
   PrefillScheduler scheduler_;
+  node::StepTimeFit step_time_;
   std::map<SequenceId, Job> jobs_;
   bool draining_ = false;
 

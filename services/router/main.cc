@@ -29,7 +29,7 @@
 #include "services/router/front/completion_handler.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/resolver.h"
-#include "services/router/placement/least_load.h"
+#include "services/router/placement/make_policy.h"
 #include "services/router/router_config.h"
 #include "services/router/session/cluster_service.h"
 
@@ -112,6 +112,11 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   options.admission.max_queued = static_cast<size_t>(config.max_queued);
   options.grant_lease = config.grant_lease;
   options.max_duration = config.request_timeout;
+  const auto limit = [](absl::Duration slo) {
+    return slo == absl::ZeroDuration() ? absl::InfiniteDuration() : slo;
+  };
+  options.slo_ttft = limit(config.slo_ttft);
+  options.slo_tpot = limit(config.slo_tpot);
   return options;
 }
 
@@ -195,8 +200,9 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   LYNX_ASSIGN_OR_RETURN(auto nodes,
                         NodeRegistry::Create(RegistryOptions(config, model.info, incarnation), loop,
                                              *channel, resolver, metrics));
-  auto service = std::make_unique<ClusterService>(
-      ServiceOptions(config), loop, *nodes, std::make_unique<LeastLoad>(), metrics, &RandomId);
+  auto service = std::make_unique<ClusterService>(ServiceOptions(config), loop, *nodes,
+                                                  MakePlacement(config.placement, incarnation),
+                                                  metrics, &RandomId);
 
   FrontOptions front;
   front.limits = model.limits;

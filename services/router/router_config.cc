@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/moe/policy.h"
+#include "services/router/placement/make_policy.h"
 
 namespace lynx::router {
 namespace {
@@ -115,6 +116,12 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
   flags.AddBytes("max-body", &config.max_body_bytes, {1024, int64_t{1} << 32},
                  "most bytes of a request's body");
 
+  flags.AddChoice("placement", &config.placement, PlacementNames(),
+                  "how nodes are chosen for a sequence; slo-aware by predicted times");
+  flags.AddDuration("slo-ttft", &config.slo_ttft, {absl::ZeroDuration(), absl::Hours(24)},
+                    "time to the first token that slo-aware placement aims at; 0: none");
+  flags.AddDuration("slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},
+                    "time per further token that slo-aware placement aims at; 0: none");
   flags.AddDuration("queue-timeout", &config.queue_timeout, wait,
                     "how long a sequence may wait for a node");
   flags.AddDuration("request-timeout", &config.request_timeout, wait,
@@ -159,6 +166,14 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
           absl::StrCat("--model ", config.model, " names no folder; give --served-model-name"));
     }
     config.served_model_names = {folder.filename().string()};
+  }
+  const bool limits = config.slo_ttft + config.slo_tpot > absl::ZeroDuration();
+  if (limits != (config.placement == "slo-aware")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--placement ", config.placement, " with --slo-ttft ",
+                     absl::FormatDuration(config.slo_ttft), " and --slo-tpot ",
+                     absl::FormatDuration(config.slo_tpot),
+                     ": these limits and --placement slo-aware go together"));
   }
   for (const std::string& name : config.lynx_allow) {
     if (!MayBeAllowed(name)) {

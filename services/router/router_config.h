@@ -26,6 +26,7 @@ struct RouterConfig {
   std::string announce;
   std::string log_level = "info";
   bool print_config = false;
+  std::string placement = "least-load";
   std::vector<std::string> lynx_allow;
 
   int32_t max_inflight = 1024;
@@ -35,6 +36,8 @@ struct RouterConfig {
   int32_t max_connections = 4096;
   int64_t max_body_bytes = int64_t{16} << 20;
 
+  absl::Duration slo_ttft = absl::ZeroDuration();
+  absl::Duration slo_tpot = absl::ZeroDuration();
   absl::Duration queue_timeout = absl::Seconds(30);
   absl::Duration request_timeout = absl::Hours(1);
   absl::Duration reserve_timeout = absl::Seconds(2);

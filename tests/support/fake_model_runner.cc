@@ -164,8 +164,9 @@ std::vector<TokenId> FakeModelRunner::GreedyAnswer(const Options& options,
   LYNX_CHECK(options.chained);
   std::vector<uint64_t> keys(static_cast<size_t>(options.layers));
   int32_t position = 0;
-  const auto next = [&](TokenId token) {
-    uint64_t context = 0;
+  uint64_t context = 0;
+  const auto read = [&](TokenId token) {
+    context = 0;
     for (int32_t layer = 0; layer < options.layers; ++layer) {
       uint64_t& key = keys[static_cast<size_t>(layer)];
       const uint64_t own = RowKey(token, position, layer);
@@ -173,16 +174,17 @@ std::vector<TokenId> FakeModelRunner::GreedyAnswer(const Options& options,
       context = Mix(context ^ key);
     }
     ++position;
+  };
+  for (TokenId token : prompt) read(token);
+  std::vector<TokenId> answer;
+  while (static_cast<int32_t>(answer.size()) < tokens) {
+    if (!answer.empty()) read(answer.back());
     TokenId best = 0;
     for (TokenId v = 1; v < options.vocab_size; ++v) {
       if (Logit(context, v) > Logit(context, best)) best = v;
     }
-    return best;
-  };
-  TokenId last = 0;
-  for (TokenId token : prompt) last = next(token);
-  std::vector<TokenId> answer = {last};
-  while (static_cast<int32_t>(answer.size()) < tokens) answer.push_back(next(answer.back()));
+    answer.push_back(best);
+  }
   return answer;
 }
 

@@ -130,7 +130,10 @@ void SimCluster::StartRouter(router::NodeRegistry::Options registry) {
   std::unique_ptr<router::PlacementPolicy> placement = std::make_unique<router::LeastLoad>();
   if (options_.make_placement) placement = options_.make_placement();
   router->service = std::make_unique<router::ClusterService>(
-      router::ClusterService::Options{.session = options_.session, .admission = options_.admission},
+      router::ClusterService::Options{.session = options_.session,
+                                      .admission = options_.admission,
+                                      .slo_ttft = options_.slo_ttft,
+                                      .slo_tpot = options_.slo_tpot},
       loop_, *router->registry, std::move(placement), router->metrics,
       [id = (number + 1) << 40]() mutable { return ++id; });
   router->registry->Start(*router->service);

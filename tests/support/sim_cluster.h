@@ -106,6 +106,8 @@ class SimCluster {
         wrap_channel = nullptr;
     router::SequenceSession::Options session = {};
     router::AdmissionQueue::Options admission = {};
+    absl::Duration slo_ttft = absl::InfiniteDuration();  // As the routers know them.
+    absl::Duration slo_tpot = absl::InfiniteDuration();
   };
 
   explicit SimCluster(const Options& options);

@@ -1,28 +1,12 @@
 #include "services/router/placement/least_load.h"
 
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "common/base/check.h"
+#include "services/router/placement/lowest.h"
 
 namespace lynx::router {
-namespace {
-
-// The candidate of lowest cost; among equals the first id above `last`, else the lowest id.
-template <typename Candidate, typename Cost>
-const Candidate* Lowest(std::span<const Candidate> candidates, NodeId last, Cost cost) {
-  const auto rank = [&](const Candidate& c) {
-    return std::make_tuple(cost(c), c.node <= last, c.node);
-  };
-  const Candidate* best = nullptr;
-  for (const Candidate& c : candidates) {
-    if (best == nullptr || rank(c) < rank(*best)) best = &c;
-  }
-  return best;
-}
-
-}  // namespace
 
 std::optional<NodeId> LeastLoad::PickDecode(std::span<const DecodeCandidate> candidates,
                                             const PlacementRequest& request) {

@@ -14,8 +14,6 @@ class LeastLoad final : public PlacementPolicy {
                      const PlacementRequest& request) override;
 
  private:
-  // The node chosen last: among equals the next higher id is due. Ids, not indices, so that turns
-  // survive nodes coming and going.
   NodeId last_decode_ = 0;
   NodeId last_prefill_ = 0;
 };

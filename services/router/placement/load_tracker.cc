@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/proto/step_time_wire.h"
+
 namespace lynx::router {
 namespace {
 
@@ -72,7 +74,8 @@ void LoadTracker::OnGone(NodeId node) { nodes_.erase(node); }
 DecodeCandidate LoadTracker::Decode(const Member& member) const {
   const proto::NodeStatus& status = member.status;
   DecodeCandidate candidate{member.id, status.kv_blocks_free(),
-                            Told(status.running_sequences()) + Told(status.waiting_sequences())};
+                            Told(status.running_sequences()) + Told(status.waiting_sequences()),
+                            StepTimeFromWire(status.step_time())};
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;
   const Load& load = it->second;
@@ -82,7 +85,8 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
 }
 
 PrefillCandidate LoadTracker::Prefill(const Member& member) const {
-  PrefillCandidate candidate{member.id, Told(member.status.queued_prompt_tokens())};
+  PrefillCandidate candidate{member.id, Told(member.status.queued_prompt_tokens()),
+                             StepTimeFromWire(member.status.step_time())};
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;
   // Our own unanswered prompts are there whatever the heartbeat says.

@@ -4,15 +4,20 @@
 #include <optional>
 #include <span>
 
-#include "common/base/dtype.h"
+#include "absl/time/time.h"
+#include "common/base/step_time.h"
 #include "services/router/membership/node_table.h"
 
 namespace lynx::router {
 
 // What a policy may look at when it places one sequence.
 struct PlacementRequest {
-  std::span<const TokenId> prompt = {};
+  int64_t prompt_tokens = 0;
   int32_t blocks_now = 0;  // KV blocks decode must have free to take the hand-off.
+  // What is left of the time to the first token, and the time per further token, that the sequence
+  // is to keep; infinite: no limit.
+  absl::Duration ttft_left = absl::InfiniteDuration();
+  absl::Duration tpot_limit = absl::InfiniteDuration();
 };
 
 // One node that may take the sequence: ready, compatible, large enough, not excluded.
@@ -20,17 +25,21 @@ struct DecodeCandidate {
   NodeId node = 0;
   int64_t free_blocks = 0;  // As reported, less what this router has been promised since.
   int64_t load = 0;         // Sequences running, waiting and on their way there.
+  StepTime step_time = {};
 };
 struct PrefillCandidate {
   NodeId node = 0;
   int64_t queued_tokens = 0;  // Prompt tokens waiting there, those on their way included.
+  StepTime step_time = {};
 };
 
-// Chooses nodes. Pure: depends on its arguments and its own earlier choices only; no I/O, no time.
+// Chooses nodes. Pure: depends on its arguments, its own earlier choices and its seed; no I/O, no
+// clock. Routers do not talk to each other: each acts on what the nodes report, and the grant of a
+// decode node is what counts in the end.
 class PlacementPolicy {
  public:
   virtual ~PlacementPolicy() = default;
-  // Nothing: no candidate has room now; the sequence waits.
+  // Nothing: no candidate should take it now; the sequence waits.
   virtual std::optional<NodeId> PickDecode(std::span<const DecodeCandidate> candidates,
                                            const PlacementRequest& request) = 0;
   // `candidates` is not empty. A prefill node queues by itself, so one is always chosen.

@@ -262,6 +262,14 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
   sink.OnEnd(*effects.end);
 }
 
+PlacementRequest ClusterService::Placement(const Entry& entry) const {
+  const SequenceRequest& request = entry.session.request();
+  return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
+          .blocks_now = static_cast<int32_t>(BlocksNow(request)),
+          .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
+          .tpot_limit = options_.slo_tpot};
+}
+
 void ClusterService::PlacePrefill(SequenceId id) {
   Entry& entry = *entries_.at(id);
   SequenceSession& session = entry.session;
@@ -271,8 +279,7 @@ void ClusterService::PlacePrefill(SequenceId id) {
                                ? session.grant().compatibility_hash()
                            : decode != nullptr ? decode->status.compatibility_hash()
                                                : std::string();
-  const PlacementRequest request{session.request().prompt,
-                                 static_cast<int32_t>(BlocksNow(session.request()))};
+  const PlacementRequest request = Placement(entry);
   for (;;) {
     std::vector<PrefillCandidate> preferred;
     std::vector<PrefillCandidate> others;
@@ -334,7 +341,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
   SequenceSession& session = entry.session;
   const SequenceRequest& request = session.request();
   const absl::Time now = loop_.Now();
-  const PlacementRequest placement{request.prompt, static_cast<int32_t>(BlocksNow(request))};
+  const PlacementRequest placement = Placement(entry);
   for (;;) {
     std::vector<DecodeCandidate> all;
     std::vector<DecodeCandidate> preferred;

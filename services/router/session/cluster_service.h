@@ -33,6 +33,9 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     AdmissionQueue::Options admission = {};
     absl::Duration grant_lease = absl::Seconds(30);  // Asked of decode for the hand-off to begin.
     absl::Duration max_duration = absl::Hours(1);    // Of a sequence, whatever its own deadline.
+    // What sequences are to keep, for the placement policy; infinite: no limit.
+    absl::Duration slo_ttft = absl::InfiniteDuration();  // From arrival to the first token.
+    absl::Duration slo_tpot = absl::InfiniteDuration();  // Per further token.
   };
 
   // `draw_id` gives random non-zero ids. The registry is started by Start below; the borrowed
@@ -65,9 +68,10 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   struct Entry {
     Entry(SequenceRequest request, const SequenceSession::Options& options, absl::Time now,
           SequenceSink& its_sink)
-        : session(std::move(request), options, now), sink(its_sink) {}
+        : session(std::move(request), options, now), sink(its_sink), arrived(now) {}
     SequenceSession session;
     SequenceSink& sink;
+    const absl::Time arrived;
     AdmissionQueue::Ticket ticket = 0;
     uint64_t wire_id = 0;                         // As in wires_.
     absl::Time watched = absl::InfiniteFuture();  // As in deadlines_; infinite: not in it.
@@ -81,6 +85,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   // Carries out `effects`; may call the sink, which may call anything here. `id` may be gone after.
   void Apply(SequenceId id, Effects effects);
   void PlacePrefill(SequenceId id);
+  PlacementRequest Placement(const Entry& entry) const;
   // Dispatches from the queue while there is room; never calls a sink.
   void Pump();
   void SchedulePump();

@@ -105,6 +105,23 @@ TEST_F(NodeControlTest, AHeartbeatIsAnsweredWithTheStatus) {
   EXPECT_EQ(envelope.node_status().kv_blocks_free(), 5);
 }
 
+TEST_F(NodeControlTest, ChangesOfLoadAreToldSoonButNotEachByItself) {
+  channel_.Deliver(9, Ping(1));
+  channel_.sent.clear();
+  control_.LoadChanged();
+  control_.LoadChanged();
+  loop_.RunDue();
+  EXPECT_THAT(channel_.sent, SizeIs(1)) << "the first at once";
+  control_.LoadChanged();
+  loop_.Advance(absl::Milliseconds(49));
+  EXPECT_THAT(channel_.sent, SizeIs(1));
+  control_.LoadChanged();
+  loop_.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(channel_.sent, SizeIs(2)) << "what came meanwhile, together";
+  loop_.Advance(absl::Seconds(1));
+  EXPECT_THAT(channel_.sent, SizeIs(2)) << "nothing changed";
+}
+
 TEST_F(NodeControlTest, AHeartbeatNamesTheSequencesThatLiveOn) {
   proto::Envelope ping = Ping(1);
   ping.mutable_ping()->add_sequences(7);

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -6,6 +7,9 @@
 #include "gtest/gtest.h"
 #include "services/router/placement/least_load.h"
 #include "services/router/placement/load_tracker.h"
+#include "services/router/placement/random_choice.h"
+#include "services/router/placement/round_robin.h"
+#include "services/router/placement/slo_aware.h"
 
 namespace lynx::router {
 namespace {
@@ -59,6 +63,106 @@ TEST(LeastLoadTest, EqualNodesTakeTurnsAlsoWhenSomeComeAndGo) {
   EXPECT_EQ(policy.PickPrefill(prefill, {}), 1u);
   prefill[1].queued_tokens = 1;
   EXPECT_EQ(policy.PickPrefill(prefill, {}), 1u);
+}
+
+TEST(RoundRobinTest, EachNodeWithRoomHasItsTurn) {
+  RoundRobin policy;
+  const std::vector<DecodeCandidate> nodes = {{.node = 1, .free_blocks = 9, .load = 7},
+                                              {.node = 2, .free_blocks = 1},
+                                              {.node = 3, .free_blocks = 9}};
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 2}), 1u);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 2}), 3u);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 1}), 1u);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 1}), 2u);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 10}), std::nullopt);
+  const std::vector<PrefillCandidate> prefill = {{.node = 1, .queued_tokens = 50}, {.node = 2}};
+  EXPECT_EQ(policy.PickPrefill(prefill, {}), 1u);
+  EXPECT_EQ(policy.PickPrefill(prefill, {}), 2u);
+}
+
+TEST(RandomChoiceTest, EveryNodeWithRoomIsChosenAboutAsOften) {
+  RandomChoice policy(1);
+  const std::vector<DecodeCandidate> nodes = {
+      {.node = 1, .free_blocks = 9}, {.node = 2, .free_blocks = 1}, {.node = 3, .free_blocks = 9}};
+  std::map<NodeId, int> picks;
+  for (int i = 0; i < 1000; ++i) ++picks[*policy.PickDecode(nodes, {.blocks_now = 2})];
+  EXPECT_EQ(picks.size(), 2u);
+  EXPECT_NEAR(picks[1], 500, 80);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 10}), std::nullopt);
+}
+
+constexpr StepTime kFast = {
+    .base = absl::Milliseconds(2), .per_row = absl::Milliseconds(1), .max_rows = 16};
+constexpr StepTime kSlow = {
+    .base = absl::Milliseconds(4), .per_row = absl::Milliseconds(2), .max_rows = 16};
+
+TEST(SloAwareTest, DecodeGoesWhereTheStepStaysShortest) {
+  SloAware policy;
+  // 2 + 6 * 1 ms against 4 + 3 * 2 ms, then 2 + 9 * 1 ms.
+  EXPECT_EQ(policy.PickDecode(
+                std::vector<DecodeCandidate>{
+                    {.node = 1, .free_blocks = 9, .load = 5, .step_time = kFast},
+                    {.node = 2, .free_blocks = 9, .load = 2, .step_time = kSlow}},
+                {.blocks_now = 1}),
+            1u);
+  EXPECT_EQ(policy.PickDecode(
+                std::vector<DecodeCandidate>{
+                    {.node = 1, .free_blocks = 9, .load = 8, .step_time = kFast},
+                    {.node = 2, .free_blocks = 9, .load = 2, .step_time = kSlow}},
+                {.blocks_now = 1}),
+            2u);
+}
+
+TEST(SloAwareTest, ASequenceThatWouldSlowOthersPastTheLimitWaitsWhileItHasTime) {
+  SloAware policy;
+  const std::vector<DecodeCandidate> nodes = {
+      {.node = 1, .free_blocks = 9, .load = 9, .step_time = kFast}};  // 12 ms with one more.
+  PlacementRequest request = {
+      .blocks_now = 1, .ttft_left = absl::Milliseconds(1), .tpot_limit = absl::Milliseconds(12)};
+  EXPECT_EQ(policy.PickDecode(nodes, request), 1u);
+  request.tpot_limit = absl::Milliseconds(11);
+  EXPECT_EQ(policy.PickDecode(nodes, request), std::nullopt);
+  request.ttft_left = absl::ZeroDuration();
+  EXPECT_EQ(policy.PickDecode(nodes, request), 1u);
+}
+
+TEST(SloAwareTest, SequencesBeyondAStepWaitForTurns) {
+  SloAware policy;
+  // 40 sequences in turns of 16 at 18 ms each: a token every 45 ms.
+  const std::vector<DecodeCandidate> nodes = {
+      {.node = 1, .free_blocks = 9, .load = 39, .step_time = kFast}};
+  PlacementRequest request = {.blocks_now = 1, .tpot_limit = absl::Milliseconds(45)};
+  EXPECT_EQ(policy.PickDecode(nodes, request), 1u);
+  request.tpot_limit = absl::Milliseconds(44);
+  EXPECT_EQ(policy.PickDecode(nodes, request), std::nullopt);
+}
+
+TEST(SloAwareTest, PrefillGoesWhereTheFirstTokenComesFirst) {
+  SloAware policy;
+  const PlacementRequest request = {.prompt_tokens = 16};
+  // 32 rows in two steps of 2 ms and 1 ms a row: 36 ms; 16 in one of 4 ms and 2 ms a row: 36 ms.
+  const std::vector<PrefillCandidate> equal = {{.node = 1, .queued_tokens = 16, .step_time = kFast},
+                                               {.node = 2, .queued_tokens = 0, .step_time = kSlow}};
+  EXPECT_EQ(policy.PickPrefill(equal, request), 2u) << "the shorter queue of two equals";
+  const std::vector<PrefillCandidate> unequal = {
+      {.node = 1, .queued_tokens = 15, .step_time = kFast},
+      {.node = 2, .queued_tokens = 0, .step_time = kSlow}};
+  EXPECT_EQ(policy.PickPrefill(unequal, request), 1u);
+  const std::vector<PrefillCandidate> unknown = {
+      {.node = 1, .queued_tokens = 0, .step_time = kFast}, {.node = 2, .queued_tokens = 900}};
+  EXPECT_EQ(policy.PickPrefill(unknown, request), 2u) << "it has told nothing yet";
+}
+
+TEST(LoadTrackerTest, StepTimesThatAreNoTimesCountAsNotMeasured) {
+  LoadTracker loads;
+  Member node = Node(1, 10, 0);
+  node.status.mutable_step_time()->set_base_seconds(0.5);
+  node.status.mutable_step_time()->set_row_seconds(0.25);
+  EXPECT_EQ(loads.Decode(node).step_time.Step(2), absl::Seconds(1));
+  for (const double broken : {-1.0, 1e300, std::numeric_limits<double>::quiet_NaN()}) {
+    node.status.mutable_step_time()->set_row_seconds(broken);
+    EXPECT_FALSE(loads.Prefill(node).step_time.known()) << broken;
+  }
 }
 
 TEST(LoadTrackerTest, CountsWhatTheHeartbeatCannotKnowYet) {

@@ -1,0 +1,50 @@
+#include "services/router/placement/slo_aware.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "services/router/placement/lowest.h"
+
+namespace lynx::router {
+namespace {
+
+// Per token of each sequence once one more is there. Those beyond what a step takes wait for turns.
+absl::Duration TokenTime(const DecodeCandidate& c) {
+  const int64_t sequences = c.load + 1;
+  const int64_t limit = c.step_time.max_rows;
+  if (limit <= 0 || sequences <= limit) return c.step_time.Step(sequences);
+  return c.step_time.Step(limit) * sequences / limit;
+}
+
+}  // namespace
+
+std::optional<NodeId> SloAware::PickDecode(std::span<const DecodeCandidate> candidates,
+                                           const PlacementRequest& request) {
+  std::vector<DecodeCandidate> roomy;
+  for (const DecodeCandidate& c : candidates) {
+    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
+  }
+  const DecodeCandidate* best =
+      Lowest(std::span<const DecodeCandidate>(roomy), last_decode_, [](const DecodeCandidate& c) {
+        return std::make_tuple(TokenTime(c), c.load, -c.free_blocks);
+      });
+  if (best == nullptr) return std::nullopt;
+  if (TokenTime(*best) > request.tpot_limit && request.ttft_left > absl::ZeroDuration()) {
+    return std::nullopt;
+  }
+  return last_decode_ = best->node;
+}
+
+NodeId SloAware::PickPrefill(std::span<const PrefillCandidate> candidates,
+                             const PlacementRequest& request) {
+  const PrefillCandidate* best = Lowest(candidates, last_prefill_, [&](const PrefillCandidate& c) {
+    return std::make_pair(c.step_time.Steps(c.queued_tokens + request.prompt_tokens),
+                          c.queued_tokens);
+  });
+  LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
+  return last_prefill_ = best->node;
+}
+
+}  // namespace lynx::router

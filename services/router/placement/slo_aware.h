@@ -1,0 +1,28 @@
+#pragma once
+
+#include "services/router/placement/placement_policy.h"
+
+namespace lynx::router {
+
+// Places by predicted times, from what the nodes say of their steps and queues.
+//
+// Prefill: of the nodes predicted to keep the limit on the first token, all are good; the one with
+// the earliest first token otherwise. Decode: a sequence makes every step of its node longer for
+// all that run there, so it goes where the predicted step stays shortest, and nowhere while every
+// node would pass the limit on further tokens: it waits for as long as its first token has time.
+// Then it is placed all the same, where it does least harm.
+//
+// A node that has not said what its steps cost is taken to be fast, so that it gets work and can.
+class SloAware final : public PlacementPolicy {
+ public:
+  std::optional<NodeId> PickDecode(std::span<const DecodeCandidate> candidates,
+                                   const PlacementRequest& request) override;
+  NodeId PickPrefill(std::span<const PrefillCandidate> candidates,
+                     const PlacementRequest& request) override;
+
+ private:
+  NodeId last_decode_ = 0;
+  NodeId last_prefill_ = 0;
+};
+
+}  // namespace lynx::router
