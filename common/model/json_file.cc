@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/json_shape.h"
 #include "common/base/status_macros.h"
+#include "common/model/name_list.h"
 
 namespace lynx::model {
 
@@ -44,10 +45,11 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view name) {
   try {
     document = json::parse(text.begin(), text.end(), watch);
   } catch (const json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat(prefix, error.what()));
+    return absl::InvalidArgumentError(absl::StrCat(prefix, Shortened(error.what())));
   }
   if (!repeated.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(prefix, "key '", repeated, "' occurs twice"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(prefix, "key '", Shortened(repeated), "' occurs twice"));
   }
   return document;
 }

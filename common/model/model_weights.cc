@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/model/families/family.h"
@@ -51,17 +53,32 @@ int64_t FeedForwardWeights::fixed_bytes() const {
 
 int64_t FeedForwardWeights::expert_bytes() const { return BytesOf(experts.front()); }
 
+WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec) {
+  WeightsOutline outline;
+  WeightPacker counting(nullptr);
+  WeightBinder binder(tensors, counting, BlockOf(spec));
+  outline.weights = BindAll(spec, binder);
+  outline.packed_bytes = counting.bytes();
+  outline.vector_bytes = binder.vector_bytes();
+  outline.problems = binder.Problems();
+  outline.ignored = binder.Ignored();
+  return outline;
+}
+
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
                                          const PackOptions& options) {
-  WeightPacker counting(nullptr);
-  WeightBinder checking(tensors, counting, BlockOf(spec));
-  BindAll(spec, checking);
-  LYNX_RETURN_IF_ERROR(checking.Finish());
-  if (spec.tied_embeddings && checking.Has("lm_head.weight")) {
-    spec.notes.push_back("tie_word_embeddings is true: lm_head.weight in the weights is not used");
+  WeightsOutline outline = OutlineWeights(tensors, spec);
+  outline.weights = {};  // Its vectors need not stay twice.
+  LYNX_RETURN_IF_ERROR(outline.problems.ToStatus());
+  for (const std::string& name : outline.ignored) {
+    if (spec.tied_embeddings && absl::EndsWith(name, "lm_head.weight")) {
+      spec.notes.push_back(
+          absl::StrCat("tie_word_embeddings is true: ", name, " in the weights is not used"));
+    }
   }
-  LYNX_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(static_cast<size_t>(counting.bytes()),
-                                                              "the packed weights"));
+  LYNX_ASSIGN_OR_RETURN(
+      HugeBuffer memory,
+      HugeBuffer::Create(static_cast<size_t>(outline.packed_bytes), "the packed weights"));
   WeightPacker packer(memory.data());
   WeightBinder binder(tensors, packer, BlockOf(spec));
   ModelWeights weights = BindAll(spec, binder);

@@ -9,6 +9,7 @@
 #include "common/base/huge_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/tensor.h"
+#include "common/model/weight_binder.h"
 #include "common/model/weight_packer.h"
 #include "kernels/gemm/packed_matrix.h"
 #include "kernels/moe/expert_weights.h"
@@ -86,6 +87,17 @@ struct ModelWeights {
 
 // Names and shapes of the tensors that make up a model, in the spelling of one Linear per expert.
 std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec);
+
+// What BindWeights() would make of the tensors, found without packing their data.
+struct WeightsOutline {
+  ModelWeights weights;      // Matrices have sizes and no data.
+  int64_t packed_bytes = 0;  // Of the matrices,
+  int64_t vector_bytes = 0;  // and of the vectors.
+  WeightProblems problems;   // All of them; without any, BindWeights() takes the tensors.
+  // Tensors of parts that are not served, or that follow from others.
+  std::vector<std::string> ignored;
+};
+WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec);
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
 // spec.notes what is there and not used with good reason.

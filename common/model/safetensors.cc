@@ -55,7 +55,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
                                  const std::string& file) {
   auto wrong = [&](std::string_view what) {
     return absl::InvalidArgumentError(
-        absl::StrCat(file, ": tensor '", name, "': ", std::string(what)));
+        absl::StrCat(file, ": tensor '", Shortened(name), "': ", std::string(what)));
   };
   Entry entry;
   entry.name = name;
@@ -65,7 +65,8 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
   const std::string dtype = value["dtype"].get<std::string>();
   std::optional<Tensor> tensor = TensorOfType(dtype);
   if (!tensor.has_value()) {
-    return absl::UnimplementedError(absl::StrCat(file, ": tensor '", name, "' is of type ", dtype,
+    return absl::UnimplementedError(absl::StrCat(file, ": tensor '", Shortened(name),
+                                                 "' is of type ", Shortened(dtype),
                                                  "; F32, BF16, F16 and F8_E4M3 are served"));
   }
   entry.tensor = *std::move(tensor);
@@ -184,8 +185,9 @@ struct SafetensorsReader {
     const Entry* before = nullptr;
     for (const Entry& entry : entries) {
       if (before != nullptr && entry.begin < before->end) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(file, ": tensors '", before->name, "' and '", entry.name, "' overlap"));
+        return absl::InvalidArgumentError(absl::StrCat(file, ": tensors '", Shortened(before->name),
+                                                       "' and '", Shortened(entry.name),
+                                                       "' overlap"));
       }
       before = &entry;
     }
@@ -238,15 +240,15 @@ struct SafetensorsReader {
     std::map<std::string, std::vector<std::string>> tensors_of;  // By shard.
     for (const auto& [tensor, shard] : document["weight_map"].items()) {
       if (!shard.is_string()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(index.string(), ": the file of tensor '", tensor, "' is not a string"));
+        return absl::InvalidArgumentError(absl::StrCat(index.string(), ": the file of tensor '",
+                                                       Shortened(tensor), "' is not a string"));
       }
       const std::string name = shard.get<std::string>();
       if (name.empty() || name == "." || name == ".." || absl::StrContains(name, "/") ||
           name.find('\0') != std::string::npos) {
-        return absl::InvalidArgumentError(absl::StrCat(index.string(), ": tensor '", tensor,
-                                                       "' names a file outside the folder: '", name,
-                                                       "'"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(index.string(), ": tensor '", Shortened(tensor),
+                         "' names a file outside the folder: '", Shortened(name), "'"));
       }
       tensors_of[name].push_back(tensor);
     }

@@ -150,14 +150,21 @@ WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, i
   return split;
 }
 
+std::vector<float> WeightBinder::TakeFloats(const std::string& name,
+                                            const std::vector<int64_t>& shape) {
+  const Tensor* tensor = Take(name, shape);
+  if (tensor == nullptr) return {};
+  std::vector<float> values = InFloat(*tensor);
+  vector_bytes_ += static_cast<int64_t>(values.size() * sizeof(float));
+  return values;
+}
+
 std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t size) {
-  const Tensor* tensor = Take(name, {size});
-  return tensor == nullptr ? std::vector<float>() : InFloat(*tensor);
+  return TakeFloats(name, {size});
 }
 
 std::vector<float> WeightBinder::TakeVectors(const std::string& name, int64_t count, int64_t size) {
-  const Tensor* tensor = Take(name, {count, size});
-  return tensor == nullptr ? std::vector<float>() : InFloat(*tensor);
+  return TakeFloats(name, {count, size});
 }
 
 ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
@@ -245,27 +252,41 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
 void WeightBinder::IgnorePrefix(const std::string& prefix) {
   for (auto it = tensors_.lower_bound(prefix);
        it != tensors_.end() && absl::StartsWith(it->first, prefix); ++it) {
-    taken_.insert(it->first);
+    ignored_.insert(it->first);
   }
 }
 
-absl::Status WeightBinder::Finish() const {
-  if (!missing_.empty()) {
-    std::vector<std::string> names;
-    for (const auto& [name, shape] : missing_) names.push_back(name);
-    return absl::NotFoundError(
-        absl::StrCat(names.size(), " tensors missing from the weights: ", NameList(names)));
-  }
-  if (!wrong_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensors disagree with config.json: ", NameList(wrong_)));
-  }
-  std::vector<std::string> unknown;
+WeightProblems WeightBinder::Problems() const {
+  WeightProblems problems;
+  for (const auto& [name, shape] : missing_) problems.missing.push_back(name);
+  problems.wrong = wrong_;
   for (const auto& [name, tensor] : tensors_) {
-    // Old exports carry the frequencies of RoPE, which follow from the config.
-    if (taken_.count(name) == 0 && !absl::EndsWith(name, ".rotary_emb.inv_freq")) {
-      unknown.push_back(name);
-    }
+    if (taken_.count(name) == 0 && !IsIgnored(name)) problems.unknown.push_back(name);
+  }
+  return problems;
+}
+
+std::vector<std::string> WeightBinder::Ignored() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) {
+    if (IsIgnored(name)) names.push_back(name);
+  }
+  return names;
+}
+
+bool WeightBinder::IsIgnored(const std::string& name) const {
+  // Old exports carry the frequencies of RoPE, which follow from the config.
+  return ignored_.count(name) > 0 || absl::EndsWith(name, ".rotary_emb.inv_freq");
+}
+
+absl::Status WeightProblems::ToStatus() const {
+  if (!missing.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(missing.size(), " tensors missing from the weights: ", NameList(missing)));
+  }
+  if (!wrong.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensors disagree with config.json: ", NameList(wrong)));
   }
   if (!unknown.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -29,6 +29,16 @@ struct MlpNames {
   const char* down = "down_proj";
 };
 
+// How tensors differ from what a model needs.
+struct WeightProblems {
+  std::vector<std::string> missing;  // Names.
+  std::vector<std::string> wrong;    // Name, what it is and what was wanted.
+  std::vector<std::string> unknown;  // Names; they would change the answer if they mattered.
+
+  // NotFound lists what is missing, InvalidArgument what is wrong or else unknown.
+  absl::Status ToStatus() const;
+};
+
 // Takes tensors by name and shape and puts matrices to a packer. What is wrong is collected, so
 // that one start shows it all; what was taken is then empty.
 class WeightBinder {
@@ -83,12 +93,15 @@ class WeightBinder {
                                                          int64_t intermediate, bool interleaved);
 
   // A tensor that may be there and is not used; or all whose names begin so.
-  void Ignore(const std::string& name) { taken_.insert(prefix_ + name); }
+  void Ignore(const std::string& name) { ignored_.insert(prefix_ + name); }
   void IgnorePrefix(const std::string& prefix);
   void Refuse(std::string what) { wrong_.push_back(std::move(what)); }
 
-  // NotFound lists what is missing, InvalidArgument what is wrong or was not taken.
-  absl::Status Finish() const;
+  WeightProblems Problems() const;
+  // Tensors that are there and were ignored.
+  std::vector<std::string> Ignored() const;
+  // Of what TakeVector() and TakeVectors() returned.
+  int64_t vector_bytes() const { return vector_bytes_; }
   // By name, in what shape.
   const std::map<std::string, std::vector<int64_t>>& missing() const { return missing_; }
 
@@ -101,6 +114,8 @@ class WeightBinder {
   // Of any coding.
   const Tensor* TakeCoded(const std::string& name, const std::vector<int64_t>& shape);
   const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape);
+  std::vector<float> TakeFloats(const std::string& name, const std::vector<int64_t>& shape);
+  bool IsIgnored(const std::string& name) const;
   std::optional<Stored> TakeStored(const std::string& name, int64_t out, int64_t in);
   Fp8Matrix Fp8Of(const Stored& stored) const;
   // `count` rows from `first` on; and transposed.
@@ -115,6 +130,8 @@ class WeightBinder {
   const Fp8Block fp8_block_;
   std::string prefix_;
   std::set<std::string> taken_;
+  std::set<std::string> ignored_;
+  int64_t vector_bytes_ = 0;
   std::map<std::string, std::vector<int64_t>> missing_;
   std::vector<std::string> wrong_;
 };

@@ -7,6 +7,7 @@
 #include "services/cli/bench/bench.h"
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
+#include "services/cli/inspect/inspect.h"
 #include "services/cli/loadtest/loadtest.h"
 #include "services/cli/plan.h"
 #include "services/cli/up.h"
@@ -19,6 +20,10 @@ int RunBench(int argc, const char* const* argv) {
 
 int RunEval(int argc, const char* const* argv) {
   return lynx::cli::RunEval(argc, argv, std::cout, std::cerr);
+}
+
+int RunInspect(int argc, const char* const* argv) {
+  return lynx::cli::RunInspect(argc, argv, std::cout, std::cerr);
 }
 
 int RunLoadtest(int argc, const char* const* argv) {
@@ -38,6 +43,7 @@ constexpr struct {
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
     {"bench", RunBench, "measure decode, prefill or the planner"},
     {"eval", RunEval, "measure what routing policies save and cost"},
+    {"inspect", RunInspect, "say what a model is and what it takes to serve it"},
     {"loadtest", RunLoadtest, "put any OpenAI-style server under load and measure it"},
     {"plan", RunPlan, "show what a routing policy does to router logits"},
 };

@@ -80,6 +80,7 @@ void BindExperts(const ModelSpec& spec, const std::string& prefix, const char* r
                                              names));
     const kernels::ExpertWeights& first = weights.experts.front();
     const kernels::ExpertWeights& last = weights.experts.back();
+    if (last.gate_up.out == 0 || first.gate_up.out == 0) continue;  // Refused already.
     if (last.gate_up.dtype != first.gate_up.dtype || last.down.dtype != first.down.dtype) {
       binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.0"));
     }
