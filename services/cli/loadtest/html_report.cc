@@ -12,8 +12,9 @@
 namespace lynx::loadtest {
 namespace {
 
-constexpr int kTimeBuckets = 60;
-constexpr size_t kMaxPoints = 400;  // Of a line; more cannot be seen.
+constexpr int64_t kMaxTimeBuckets = 60;
+constexpr int64_t kRequestsPerBucket = 5;  // On average, or quantiles say nothing.
+constexpr size_t kMaxPoints = 400;         // Of a line; more cannot be seen.
 constexpr int kBars = 40;
 
 // Light and dark by the reader's own setting; charts side by side where there is room.
@@ -27,7 +28,7 @@ h1{font-size:1.4rem}h2{font-size:1.15rem;margin-top:2rem}
 figure{margin:0;padding:8px;background:var(--card);border-radius:8px}
 figcaption{font-weight:600}
 svg{width:100%;height:auto;display:block}
-svg text{fill:var(--dim);font-size:12px}
+svg text{fill:var(--dim);font-size:13px}
 .g{stroke:var(--line);stroke-width:1}
 .l{fill:none;stroke-width:2}
 .limit{stroke:var(--fg);stroke-dasharray:5 4}
@@ -66,7 +67,9 @@ Chart OverTime(const RunResult& run, std::string title, bool (*has)(const Reques
                const Value& value, double limit_ms) {
   double end = 0;
   for (const RequestRecord& record : run.records) end = std::max(end, record.due_s);
-  const double width = std::max(end / kTimeBuckets, 1e-9);
+  const int64_t count = std::clamp<int64_t>(
+      static_cast<int64_t>(run.records.size()) / kRequestsPerBucket, 1, kMaxTimeBuckets);
+  const double width = std::max(end / static_cast<double>(count), 1e-9);
   std::map<int64_t, std::vector<double>> buckets;
   for (const RequestRecord& record : run.records) {
     if (!Counts(record) || !has(record)) continue;

@@ -45,15 +45,19 @@ void LoadDriver::Tick(absl::Time now) {
   Expire(now);
   while (!cooling_.empty() && cooling_.front() <= now) cooling_.pop_front();
   while (!sending_over_) {
-    if (now - start_ >= options_.duration) {
+    const bool over = now - start_ >= options_.duration;
+    if (slots_taken() >= options_.max_open) {
+      full_until_ = now;
+      if (!over) return;
       if (!options_.closed_loop) CountUnsent();
       sending_over_ = true;
       return;
     }
-    if (slots_taken() >= options_.max_open) {
-      full_until_ = now;
+    if (options_.closed_loop && over) {
+      sending_over_ = true;
       return;
     }
+    // One that is due just before the end is sent, however late this call comes.
     if (!options_.closed_loop && start_ + next_->due > now) return;
     SendNext(now);
   }

@@ -37,7 +37,7 @@ namespace {
 
 constexpr absl::Duration kProbeTimeout = absl::Seconds(60);
 constexpr absl::Duration kLongestWait = absl::Milliseconds(250);  // So that progress is shown.
-constexpr rlim_t kOtherFiles = 64;
+constexpr rlim_t kOtherFiles = 64 + SocketTransport::kMaxLingering;
 
 // SIGINT and SIGTERM as something to wait for, while it lives. The second one ends the process.
 class StopSignals {

@@ -333,6 +333,7 @@ void SocketTransport::Feed(Connection& connection, std::string_view data) {
       Reuse(connection);
     } else if (connection.deadline == absl::InfiniteFuture()) {
       SetDeadline(connection, now + kLingerLimit);
+      if (++lingering_ > kMaxLingering) Close(connection);
     }
     return;
   }
@@ -374,6 +375,7 @@ void SocketTransport::EndRequest(Connection& connection, const absl::Status& sta
 }
 
 void SocketTransport::Reuse(Connection& connection) {
+  StopLingering(connection);
   const auto asked = connection.parser->head().Header("connection");
   connection.parser.reset();
   if (!options_.keep_alive || connection.unusable ||
@@ -407,7 +409,16 @@ void SocketTransport::CloseOverdue() {
   }
 }
 
+void SocketTransport::StopLingering(Connection& connection) {
+  // Those whose message ended in the same piece never were.
+  if (connection.state == Connection::State::kLingering &&
+      connection.deadline != absl::InfiniteFuture()) {
+    --lingering_;
+  }
+}
+
 void SocketTransport::Close(Connection& connection) {
+  StopLingering(connection);
   SetDeadline(connection, absl::InfiniteFuture());
   if (connection.state == Connection::State::kIdle) std::erase(idle_, &connection);
   if (connection.state == Connection::State::kBusy ||

@@ -29,6 +29,10 @@ namespace lynx::loadtest {
 // Memory: 64 KiB in all and what the parsers hold, at most 64 KiB of header a stream.
 class SocketTransport final : public Transport {
  public:
+  // Connections beside those of open requests: answered, and waiting a second for the end of their
+  // HTTP message. More are closed.
+  static constexpr int kMaxLingering = 256;
+
   struct Options {
     http::Url url;  // Of every request.
     http::Headers headers;
@@ -86,6 +90,7 @@ class SocketTransport final : public Transport {
   void SetDeadline(Connection& connection, absl::Time deadline);
   void EndRequest(Connection& connection, const absl::Status& status);
   void Reuse(Connection& connection);
+  void StopLingering(Connection& connection);
   void Close(Connection& connection);
   void CloseOverdue();
   void TellFailed();
@@ -103,6 +108,7 @@ class SocketTransport final : public Transport {
   std::vector<std::pair<RequestId, absl::Status>> failed_;  // To be told at the next Poll().
   std::vector<std::unique_ptr<Connection>> closed_;  // Events of this Poll() may still name them.
   std::string buffer_;
+  int lingering_ = 0;
   uint64_t connections_opened_ = 0;
   uint64_t resent_ = 0;
   absl::Time woke_ = absl::InfinitePast();

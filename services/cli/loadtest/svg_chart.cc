@@ -12,8 +12,9 @@
 namespace lynx::loadtest {
 namespace {
 
-constexpr double kWidth = 640;
-constexpr double kHeight = 280;
+// Small, so that text stays readable where the chart is scaled down to a phone.
+constexpr double kWidth = 480;
+constexpr double kHeight = 250;
 constexpr double kLeft = 64;
 constexpr double kRight = 12;
 constexpr double kTop = 12;
@@ -102,7 +103,7 @@ std::string Frame(const Chart& chart, const Axis& x, const Axis& y) {
                           "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
                           kLeft, kWidth - kRight, at, at, kLeft - 6, at + 4, text);
   }
-  for (const double mark : x.Marks(8)) {
+  for (const double mark : x.Marks(6)) {
     const double at = x.At(mark);
     absl::StrAppendFormat(&svg,
                           "<line class=\"g\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
@@ -159,7 +160,6 @@ std::string ToSvg(const Chart& chart) {
   Bounds ys;
   ys.Add(0);
   if (chart.y_is_share) ys.Add(1);
-  if (chart.y_line >= 0) ys.Add(chart.y_line);
   for (const Series& series : chart.series) {
     for (const auto& point : series.points) {
       if (!Drawable(chart, point)) continue;
@@ -168,6 +168,9 @@ std::string ToSvg(const Chart& chart) {
     }
   }
   if (xs.low > xs.high) return "";  // Nothing to draw.
+  // A limit far over everything would press all else to the floor.
+  const bool with_line = chart.y_line >= 0 && chart.y_line <= 2 * ys.high;
+  if (with_line) ys.Add(chart.y_line);
   const Axis x(xs.low, xs.high, kLeft, kWidth - kRight, chart.log_x);
   const Axis y(ys.low, ys.high, kHeight - kBottom, kTop, false);
   std::string svg = Open(chart.title) + Frame(chart, x, y);
@@ -191,7 +194,7 @@ std::string ToSvg(const Chart& chart) {
     absl::StrAppendFormat(&legend, "<span><i class=\"s%d\"></i>%s</span> ", colour,
                           EscapeHtml(series.name));
   }
-  if (chart.y_line >= 0) {
+  if (with_line) {
     absl::StrAppendFormat(
         &svg, "<line class=\"limit\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>\n", kLeft,
         kWidth - kRight, y.At(chart.y_line), y.At(chart.y_line));

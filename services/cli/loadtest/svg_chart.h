@@ -21,7 +21,7 @@ struct Chart {
   std::vector<Series> series;  // At most 6: there are as many colours.
   bool log_x = false;          // Points at x <= 0 are left out.
   bool y_is_share = false;     // From 0 to 1, written as per cent.
-  double y_line = -1;          // A dashed line across at this height; negative for none.
+  double y_line = -1;  // A dashed line across at this height, unless far over the rest; < 0: none.
 };
 
 // The chart as an <svg> element that scales with its place, and a legend in HTML below it. Colours

@@ -160,6 +160,16 @@ TEST_F(LoadDriverTest, WhatIsStillWaitingAtTheEndIsCountedAsUnsent) {
   EXPECT_EQ(result.attainment, 0);
 }
 
+TEST_F(LoadDriverTest, WhatIsDueJustBeforeTheEndIsSentByALateCall) {
+  Start({.max_open = 5, .duration = absl::Seconds(1)}, {999, 1000});
+  clock_.Advance(absl::Seconds(3));
+  driver_->Tick(clock_.Now());
+  ASSERT_THAT(transport_.sent, SizeIs(1)) << "and not what is due at the end";
+  Answer(100);
+  EXPECT_TRUE(driver_->done());
+  EXPECT_EQ(driver_->TakeLog().unsent, 0);
+}
+
 TEST_F(LoadDriverTest, AClosedLoopKeepsItsNumberOpen) {
   Start({.closed_loop = true, .max_open = 2, .requests = 4}, {9000, 9000, 9000, 9000, 9000});
   driver_->Tick(clock_.Now());

@@ -67,7 +67,7 @@ class SocketTransportTest : public ::testing::Test {
       int64_t count, int64_t open = 1, const std::function<void()>& between = [] {}) {
     FixedWorkload workload(count);
     LoadDriver driver({.closed_loop = true, .max_open = open, .timeout = kTimeout}, workload,
-                      *transport_, 1, clock_.Now());
+                      *transport_, next_id_, clock_.Now());
     driver_ = &driver;
     transport_->SetObserver(&driver);
     const absl::Time deadline = SteadyClock::Instance().Now() + kPatience;
@@ -78,6 +78,7 @@ class SocketTransportTest : public ::testing::Test {
     }
     EXPECT_TRUE(driver.done());
     driver.Stop(clock_.Now());
+    next_id_ = driver.next_id();
     return driver.TakeLog();
   }
 
@@ -94,6 +95,7 @@ class SocketTransportTest : public ::testing::Test {
   ManualClock clock_;
   std::unique_ptr<SocketTransport> transport_;
   LoadDriver* driver_ = nullptr;
+  RequestId next_id_ = 1;
   std::string problem_;
 };
 
@@ -233,6 +235,26 @@ TEST_F(SocketTransportTest, AClosedIdleConnectionCostsNoRequest) {
   const RunLog log = Run(20);
   ASSERT_THAT(log.records, SizeIs(20));
   for (const RequestRecord& record : log.records) EXPECT_TRUE(record.ok());
+}
+
+// [DONE] and then nothing: the request is over, and its connection does not stay for long.
+TEST_F(SocketTransportTest, AMessageThatDoesNotEndAfterDoneCostsNothing) {
+  RawServer server([&](int fd) {
+    if (!ReadRequest(fd)) return;
+    WriteAll(fd, kHead + ChunkOf(TextEvent() + "data: [DONE]\n\n"));
+    char byte;
+    while (read(fd, &byte, 1) > 0) {
+    }
+  });
+  Connect(server.port());
+  RunLog log = Run(1);
+  ASSERT_THAT(log.records, SizeIs(1));
+  EXPECT_TRUE(log.records[0].ok());
+  // The server takes the second request only once the first connection has been closed.
+  clock_.Advance(absl::Seconds(2));
+  log = Run(1);
+  ASSERT_THAT(log.records, SizeIs(1));
+  EXPECT_TRUE(log.records[0].ok());
 }
 
 TEST_F(SocketTransportTest, AServerThatStallsTimesOut) {
