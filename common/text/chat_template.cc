@@ -84,7 +84,6 @@ struct ChatTemplate::Impl {
   jinja::Body tools_body;  // For requests with tools; empty: `body` serves both.
   bool has_tools_body = false;
   Variables variables;
-  bool takes_arguments_as_text = false;
 };
 
 namespace {
@@ -108,22 +107,14 @@ ChatInput Calling(std::string_view arguments_json) {
   return input;
 }
 
-bool TakesArgumentsAsText(const ChatTemplate& chat_template) {
-  const auto as_object = chat_template.Render(Calling(R"({"key":"value"})"));
-  // An object that is put into a text comes out as Python prints it, which no model was taught.
-  if (as_object.ok() && as_object->text.find("{'key': 'value'}") == std::string::npos) return false;
-  return chat_template.Render(Calling(R"("{\"key\": \"value\"}")")).ok();
-}
-
 }  // namespace
 
-std::unique_ptr<ChatTemplate> ChatTemplate::Make(std::unique_ptr<Impl> impl) {
-  std::unique_ptr<ChatTemplate> made(new ChatTemplate(std::move(impl)));
-  made->impl_->takes_arguments_as_text = TakesArgumentsAsText(*made);
-  return made;
+bool ChatTemplate::TakesArgumentsAsText() const {
+  const auto as_object = Render(Calling(R"({"key":"value"})"));
+  // An object that is put into a text comes out as Python prints it, which no model was taught.
+  if (as_object.ok() && as_object->text.find("{'key': 'value'}") == std::string::npos) return false;
+  return Render(Calling(R"("{\"key\": \"value\"}")")).ok();
 }
-
-bool ChatTemplate::takes_arguments_as_text() const { return impl_->takes_arguments_as_text; }
 
 ChatTemplate::ChatTemplate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ChatTemplate::~ChatTemplate() = default;
@@ -133,7 +124,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_vi
   auto impl = std::make_unique<Impl>();
   LYNX_ASSIGN_OR_RETURN(impl->body, ParseSource(source));
   impl->variables = variables;
-  return Make(std::move(impl));
+  return std::unique_ptr<ChatTemplate>(new ChatTemplate(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
@@ -185,7 +176,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
   } else {
     return BadJson(config_file, "'chat_template' must be a string or a list");
   }
-  return Make(std::move(impl));
+  return std::unique_ptr<ChatTemplate>(new ChatTemplate(std::move(impl)));
 }
 
 absl::StatusOr<ChatTemplate::Prompt> ChatTemplate::Render(const ChatInput& input) const {

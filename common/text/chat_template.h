@@ -73,15 +73,13 @@ class ChatTemplate {
   absl::StatusOr<Prompt> Render(const ChatInput& input) const;
 
   // Whether the arguments of a tool call are to be given as JSON text. Most templates want the
-  // object, and write it as their model expects it; some put a text into its place. Found by
-  // rendering a call both ways.
-  bool takes_arguments_as_text() const;
+  // object, and write it as their model expects it; some put a text into its place. Renders a
+  // call both ways to find out.
+  bool TakesArgumentsAsText() const;
 
  private:
   struct Impl;
   explicit ChatTemplate(std::unique_ptr<Impl> impl);
-  // Takes what was parsed into use.
-  static std::unique_ptr<ChatTemplate> Make(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;
 };

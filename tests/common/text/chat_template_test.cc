@@ -384,7 +384,7 @@ TEST(ChatTemplateTest, TellsInWhatFormItTakesTheArgumentsOfACall) {
             "{% endfor %}{% endfor %}",
         {});
     EXPECT_THAT(parsed, IsOk());
-    return (*parsed)->takes_arguments_as_text();
+    return (*parsed)->TakesArgumentsAsText();
   };
   EXPECT_FALSE(takes_text("{{ c.function.arguments | tojson }}"));
   EXPECT_FALSE(takes_text("{% for k, v in c.function.arguments.items() %}{{ k }}{% endfor %}"));
