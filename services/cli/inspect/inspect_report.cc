@@ -14,15 +14,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Billions(int64_t count) {
-  return absl::StrFormat("%.2f B", static_cast<double>(count) / 1e9);
+std::string Count(int64_t count) {
+  const auto number = static_cast<double>(count);
+  return number < 1e8 ? absl::StrFormat("%.2f M", number / 1e6)
+                      : absl::StrFormat("%.2f B", number / 1e9);
 }
 
-std::string Gigabytes(double bytes) {
+std::string Bytes(double bytes) {
+  if (bytes < 1e5) return absl::StrFormat("%.2f kB", bytes / 1e3);
   return bytes < 1e8 ? absl::StrFormat("%.2f MB", bytes / 1e6)
                      : absl::StrFormat("%.2f GB", bytes / 1e9);
 }
-std::string Gigabytes(int64_t bytes) { return Gigabytes(static_cast<double>(bytes)); }
+std::string Bytes(int64_t bytes) { return Bytes(static_cast<double>(bytes)); }
 
 int64_t MoeLayers(const model::ModelSpec& spec) {
   return std::count(spec.feed_forward.begin(), spec.feed_forward.end(),
@@ -61,11 +64,11 @@ void AppendMemory(const PlannedMemory& memory, std::string* text) {
   Line(text, "memory",
        absl::StrFormat(
            "%s of weights + %d sequences x %d blocks x %s of KV = %s + %s for a step = %s",
-           Gigabytes(plan.weights), question.batch, plan.sequence_blocks, Gigabytes(plan.block),
-           Gigabytes(plan.kv), Gigabytes(plan.step), Gigabytes(plan.total)));
+           Bytes(plan.weights), question.batch, plan.sequence_blocks, Bytes(plan.block),
+           Bytes(plan.kv), Bytes(plan.step), Bytes(plan.total)));
   const double most = static_cast<double>(question.memory_bytes);
-  std::string verdict = absl::StrCat(config::FormatBytes(question.memory_bytes), " = ",
-                                     Gigabytes(most), ": ", plan.fits ? "fits" : "does not fit");
+  std::string verdict = absl::StrCat(config::FormatBytes(question.memory_bytes), " = ", Bytes(most),
+                                     ": ", plan.fits ? "fits" : "does not fit");
   if (plan.most_batch == 0 && plan.most_context == 0) {
     absl::StrAppend(&verdict, "; nor would anything smaller");
   } else {
@@ -120,16 +123,16 @@ std::string InspectionText(const ModelInspection& inspection,
     if (spec.has_moe()) {
       Line(&text, "experts",
            absl::StrCat(spec.experts, " a layer, ", spec.experts_per_token, " a token, of width ",
-                        spec.expert_intermediate_size, ", ", Gigabytes(inspection.expert_bytes),
+                        spec.expert_intermediate_size, ", ", Bytes(inspection.expert_bytes),
                         " each"));
       Line(&text, "gate", GateText(spec));
       Line(&text, "lynx", PresetText(*inspection.preset));
     }
     Line(&text, "parameters",
-         absl::StrCat(Billions(inspection.parameters.total), ", active for a token ",
-                      Billions(inspection.parameters.active), " (",
-                      Billions(inspection.parameters.embedding), " of it the embedding)"));
-    Line(&text, "weights", absl::StrCat(Gigabytes(inspection.weight_bytes), " in memory"));
+         absl::StrCat(Count(inspection.parameters.total), ", active for a token ",
+                      Count(inspection.parameters.active), " (",
+                      Count(inspection.parameters.embedding), " of it the embedding)"));
+    Line(&text, "weights", absl::StrCat(Bytes(inspection.weight_bytes), " in memory"));
     std::vector<std::string> kinds;
     for (const LayerKind& kind : LayerKindsOf(spec)) {
       kinds.push_back(absl::StrCat(kind.layers, " x ", kind.kv_token_bytes, " ", kind.name));
@@ -140,10 +143,10 @@ std::string InspectionText(const ModelInspection& inspection,
   if (inspection.stored.has_value()) {
     std::vector<std::string> types;
     for (const auto& [type, bytes] : inspection.stored->bytes_of_type) {
-      types.push_back(absl::StrCat(type, " ", Gigabytes(bytes)));
+      types.push_back(absl::StrCat(type, " ", Bytes(bytes)));
     }
     Line(&text, "files",
-         absl::StrCat(Gigabytes(inspection.stored->bytes), " in ", inspection.stored->tensors,
+         absl::StrCat(Bytes(inspection.stored->bytes), " in ", inspection.stored->tensors,
                       " tensors: ", absl::StrJoin(types, ", ")));
   }
   if (memory.has_value()) AppendMemory(*memory, &text);
