@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
 #include "common/base/dtype.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
+#include "common/node/load_progress.h"
 #include "common/telemetry/log.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
@@ -38,16 +40,17 @@ absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
   return cpus;
 }
 
-// Logs how far the packing of a big model is, every few seconds.
+std::string Giga(double number) { return absl::StrFormat("%.2f", number / 1e9); }
+
 std::function<void(int64_t, int64_t)> LogProgress() {
-  return [next = SteadyClock::Instance().Now() + absl::Seconds(5)](int64_t done,
-                                                                   int64_t total) mutable {
-    const absl::Time now = SteadyClock::Instance().Now();
-    if (now < next) return;
-    next = now + absl::Seconds(5);
-    telemetry::LogInfo("loading weights", {{"packed_bytes", absl::StrCat(done)},
-                                           {"total_bytes", absl::StrCat(total)}});
-  };
+  return [progress =
+              LoadProgress(SteadyClock::Instance(), absl::Seconds(5), [](const LoadedPart& part) {
+                telemetry::LogInfo("loading weights",
+                                   {{"percent", absl::StrFormat("%.0f", part.percent)},
+                                    {"gigabytes", Giga(static_cast<double>(part.done_bytes))},
+                                    {"of_gigabytes", Giga(static_cast<double>(part.total_bytes))},
+                                    {"gigabytes_per_second", Giga(part.bytes_per_second)}});
+              })](int64_t done, int64_t total) mutable { progress.Update(done, total); };
 }
 
 }  // namespace
