@@ -25,17 +25,22 @@ http::HttpClient Client() {
   return http::HttpClient(options);
 }
 
+// A transport's words do not say what was asked.
+absl::Status Name(const std::string& url, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(url, ": ", std::string(status.message())));
+}
+
 absl::Status NoUse(const std::string& url, const http::HttpResponse& response,
                    const std::string& what) {
   return absl::UnavailableError(absl::StrCat(url, " ", what, ": HTTP ", response.status, ": ",
                                              ReplaceInvalidUtf8(response.body.substr(0, 300))));
 }
 
-// Null where the body is none.
+// An empty object where the body is none: what is asked of it must not throw.
 Json ParseBody(const http::HttpResponse& response) {
-  if (!CheckJsonShape(response.body).ok()) return Json();
+  if (!CheckJsonShape(response.body).ok()) return Json::object();
   Json json = Json::parse(response.body, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : Json();
+  return json.is_object() ? json : Json::object();
 }
 
 }  // namespace
@@ -47,7 +52,9 @@ std::string EndpointUrl(const std::string& base_url, Endpoint endpoint) {
 absl::StatusOr<std::string> FindModel(const std::string& base_url, const http::Headers& headers,
                                       absl::Duration timeout) {
   const std::string url = base_url + "/models";
-  LYNX_ASSIGN_OR_RETURN(const http::HttpResponse response, Client().Get(url, headers, timeout));
+  const auto got = Client().Get(url, headers, timeout);
+  if (!got.ok()) return Name(url, got.status());
+  const http::HttpResponse& response = *got;
   const Json json = ParseBody(response);
   const Json id = json.value("/data/0/id"_json_pointer, Json());
   if (response.status != 200 || !id.is_string()) return NoUse(url, response, "names no model");
@@ -63,8 +70,9 @@ absl::StatusOr<TokenScale> MeasureScale(const std::string& base_url, const http:
     int64_t tokens = 0;
     for (int i = 0; i < kPrompts; ++i) {
       const Prompt prompt = PlainPrompt(RandomWords(random, words), body.endpoint());
-      LYNX_ASSIGN_OR_RETURN(const http::HttpResponse response,
-                            Client().Post(url, headers, body.Whole(prompt), timeout));
+      const auto posted = Client().Post(url, headers, body.Whole(prompt), timeout);
+      if (!posted.ok()) return Name(url, posted.status());
+      const http::HttpResponse& response = *posted;
       const Json counted = ParseBody(response).value("/usage/prompt_tokens"_json_pointer, Json());
       if (response.status != 200) return NoUse(url, response, "refuses a small request");
       if (!counted.is_number_unsigned() || counted > 1'000'000) {

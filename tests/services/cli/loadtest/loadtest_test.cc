@@ -1,7 +1,11 @@
 // The whole command against a server in this process that answers at once.
 #include "services/cli/loadtest/loadtest.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -16,6 +20,7 @@
 #include "common/http/sse.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/services/cli/loadtest/raw_server.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -244,6 +249,36 @@ TEST_F(LoadtestTest, BadUrlsSayWhatIsWanted) {
     const char* const argv[] = {"loadtest", url, "--rate=1"};
     EXPECT_EQ(RunLoadtest(3, argv, out, err), 2) << url;
     EXPECT_THAT(err.str(), HasSubstr("http://")) << url;
+  }
+}
+
+// What is asked before the load meets answers of any kind.
+TEST_F(LoadtestTest, NonsenseBeforeTheLoadIsAnErrorThatNamesTheUrl) {
+  for (const char* nonsense :
+       {"", "hello", "[1]", "null", "{\"data\":7}", "{\"data\":[]}", "{\"data\":{\"0\":3}}",
+        "{\"data\":[{\"id\":null}]}", "{\"usage\":7}", "{\"usage\":{\"prompt_tokens\":-3}}",
+        "{\"usage\":{\"prompt_tokens\":1e99}}", "[[[[[["}) {
+    SCOPED_TRACE(nonsense);
+    RawServer server([&](int fd) {
+      char byte;
+      std::string head;
+      while (head.find("\r\n\r\n") == std::string::npos && read(fd, &byte, 1) == 1) head += byte;
+      WriteAll(fd, absl::StrCat("HTTP/1.1 200 OK\r\nContent-Length: ", strlen(nonsense), "\r\n\r\n",
+                                nonsense));
+      shutdown(fd, SHUT_WR);
+      while (read(fd, &byte, 1) == 1) {  // So that what is unread does not reset the connection.
+      }
+    });
+    const std::string url = absl::StrCat("http://127.0.0.1:", server.port());
+    for (const char* model : {"", "m"}) {
+      const std::string flag = absl::StrCat("--model=", model);
+      std::vector<const char*> argv = {"loadtest", url.c_str(), "--rate=1", "--requests=1"};
+      if (*model != '\0') argv.push_back(flag.c_str());
+      std::ostringstream out;
+      std::ostringstream err;
+      EXPECT_EQ(RunLoadtest(static_cast<int>(argv.size()), argv.data(), out, err), 1);
+      EXPECT_THAT(err.str(), HasSubstr(url));
+    }
   }
 }
 
