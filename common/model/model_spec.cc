@@ -10,6 +10,7 @@
 #include "common/model/families/family.h"
 #include "common/model/json_file.h"
 #include "common/model/model_config.h"
+#include "common/model/quantization_config.h"
 #include "kernels/attention/latent_attention_args.h"
 #include "kernels/gemm/gemm.h"
 
@@ -136,35 +137,6 @@ absl::StatusOr<ModelSpec> ReadText(const Family& family, const ModelConfig& conf
   return spec;
 }
 
-absl::Status ReadQuantization(const ModelConfig& config, ModelSpec& spec) {
-  constexpr char kKey[] = "quantization_config";
-  const json* object = config.Find(kKey);
-  if (object == nullptr) return absl::OkStatus();
-  if (!object->is_object()) return config.Wrong(kKey, "an object");
-  const ModelConfig inner(*object, absl::StrCat(config.file(), ": ", kKey));
-  // What is served, of keys that say how weights are to be read.
-  for (const auto& [key, served] :
-       {std::pair{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}}) {
-    LYNX_ASSIGN_OR_RETURN(const std::string value, inner.Text(key, served));
-    if (value != served) return inner.Unserved(key, absl::StrCat("served is ", served));
-  }
-  const json* block = inner.Find("weight_block_size");
-  if (block == nullptr) {
-    return inner.Unserved("weight_block_size", "weights without scales of blocks are not served");
-  }
-  const auto is_size = [](const json& size) {
-    return size.is_number_integer() && size > 0 && size <= 1 << 20;
-  };
-  if (!block->is_array() || block->size() != 2 || !is_size((*block)[0]) || !is_size((*block)[1])) {
-    return inner.Wrong("weight_block_size", "two sizes, of rows and of columns");
-  }
-  spec.fp8_block_rows = (*block)[0].get<int32_t>();
-  spec.fp8_block_width = (*block)[1].get<int32_t>();
-  spec.notes.push_back(
-      "quantization_config: weights are dequantised; activations stay as they are");
-  return absl::OkStatus();
-}
-
 // Adds the ids that end a sequence to `eos`.
 absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config, std::set<int32_t>& eos) {
   LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("model_type", std::nullopt));
@@ -174,7 +146,7 @@ absl::StatusOr<ModelSpec> ReadConfig(const ModelConfig& config, std::set<int32_t
                            absl::StrCat("this family is not served; served are ", FamilyNames()));
   }
   LYNX_ASSIGN_OR_RETURN(ModelSpec spec, ReadText(*family, config, eos));
-  LYNX_RETURN_IF_ERROR(ReadQuantization(config, spec));
+  LYNX_RETURN_IF_ERROR(ReadQuantization(*family, config, spec));
   LYNX_RETURN_IF_ERROR(config.AddIds("eos_token_id", spec.vocab_size, eos));
   return spec;
 }

@@ -99,6 +99,7 @@ struct ModelSpec {
   // Weights in e4m3 have a scale for each block of so many rows and columns; 0: there are none.
   int32_t fp8_block_rows = 0;
   int32_t fp8_block_width = 0;
+  bool mxfp4_experts = false;  // Routed experts are in MXFP4.
 
   // Tokens that end a sequence: of config.json and generation_config.json together, ascending.
   std::vector<int32_t> eos_token_ids;

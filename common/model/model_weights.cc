@@ -30,9 +30,11 @@ ModelWeights BindAll(const ModelSpec& spec, WeightBinder& binder) {
 
 std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec) {
   const TensorMap none;
+  ModelSpec plain = spec;
+  plain.mxfp4_experts = false;
   WeightPacker counting(nullptr);
-  WeightBinder binder(none, counting, BlockOf(spec));
-  BindAll(spec, binder);
+  WeightBinder binder(none, counting, BlockOf(plain));
+  BindAll(plain, binder);
   return binder.missing();
 }
 

@@ -85,7 +85,8 @@ struct ModelWeights {
   HugeBuffer memory;  // What the matrices point into.
 };
 
-// Names and shapes of the tensors that make up a model, in the spelling of one Linear per expert.
+// Names and shapes of the tensors that make up a model, in the spelling of one Linear per expert
+// and none of them quantised.
 std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec);
 
 // What BindWeights() would make of the tensors, found without packing their data.

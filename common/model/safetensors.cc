@@ -40,6 +40,7 @@ std::optional<Tensor> TensorOfType(const std::string& name) {
   if (name == "BF16") return Tensor{.dtype = DType::kBf16};
   if (name == "F16") return Tensor{.dtype = DType::kF16};
   if (name == "F8_E4M3") return Tensor{.dtype = DType::kBf16, .coding = Coding::kE4m3};
+  if (name == "U8") return Tensor{.dtype = DType::kBf16, .coding = Coding::kBytes};
   return std::nullopt;
 }
 
@@ -67,7 +68,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
   if (!tensor.has_value()) {
     return absl::UnimplementedError(absl::StrCat(file, ": tensor '", Shortened(name),
                                                  "' is of type ", Shortened(dtype),
-                                                 "; F32, BF16, F16 and F8_E4M3 are served"));
+                                                 "; F32, BF16, F16, F8_E4M3 and U8 are served"));
   }
   entry.tensor = *std::move(tensor);
   if (!value.contains("shape") || !value["shape"].is_array()) return wrong("has no shape");
@@ -202,6 +203,7 @@ struct SafetensorsReader {
     }
     for (Entry& entry : entries) {
       const auto tensor_data = data.subspan(entry.begin, entry.end - entry.begin);
+      entry.tensor.file = name;
       entry.tensor.data = Aligned(tensor_data, ElementBytes(entry.tensor));
       found.emplace(std::move(entry.name), std::move(entry.tensor));
     }

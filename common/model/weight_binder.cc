@@ -1,5 +1,6 @@
 #include "common/model/weight_binder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +18,19 @@ using kernels::Matrix;
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// For a message.
+std::string Where(const std::string& name, const Tensor& tensor) {
+  return tensor.file.empty() ? name : absl::StrCat(tensor.file, ": ", name);
+}
+
+Mxfp4Matrix PartOf(const Mxfp4Matrix& all, int64_t index, int64_t count) {
+  const auto part = [&](std::span<const std::byte> data) {
+    const size_t size = data.size() / static_cast<size_t>(count);
+    return data.subspan(static_cast<size_t>(index) * size, size);
+  };
+  return {.codes = part(all.codes), .scales = part(all.scales), .width = all.width};
 }
 
 std::vector<float> InFloat(const Tensor& tensor) {
@@ -44,8 +58,8 @@ int64_t BytesOf(const ExpertWeights& expert) {
 }
 
 // Null when absent or of the wrong shape.
-const Tensor* WeightBinder::TakeCoded(const std::string& short_name,
-                                      const std::vector<int64_t>& shape) {
+const Tensor* WeightBinder::TakeAny(const std::string& short_name,
+                                    const std::vector<int64_t>& shape) {
   const std::string name = prefix_ + short_name;
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
@@ -55,35 +69,86 @@ const Tensor* WeightBinder::TakeCoded(const std::string& short_name,
   taken_.insert(name);
   const Tensor& tensor = it->second;
   if (tensor.shape != shape) {
-    wrong_.push_back(
-        absl::StrCat(name, " is ", ShapeText(tensor.shape), ", wanted ", ShapeText(shape)));
+    wrong_.push_back(absl::StrCat(Where(name, tensor), " is ", ShapeText(tensor.shape), ", wanted ",
+                                  ShapeText(shape)));
     return nullptr;
   }
   size_t bytes = ElementBytes(tensor);
   for (int64_t extent : shape) bytes *= static_cast<size_t>(extent);
   if (tensor.data.size() != bytes) {
-    wrong_.push_back(absl::StrCat(name, " ", ShapeText(shape), " has ", tensor.data.size(),
-                                  " bytes of ", bytes));
+    wrong_.push_back(absl::StrCat(Where(name, tensor), " ", ShapeText(shape), " has ",
+                                  tensor.data.size(), " bytes of ", bytes));
     return nullptr;
   }
   return &tensor;
 }
 
-const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int64_t>& shape) {
-  const Tensor* tensor = TakeCoded(name, shape);
-  if (tensor == nullptr || tensor->coding == Coding::kPlain) return tensor;
-  Refuse(absl::StrCat(prefix_, name, " is ", std::string(TypeName(*tensor)),
-                      ", which is not served there"));
+const Tensor* WeightBinder::TakeCoded(const std::string& name, const std::vector<int64_t>& shape,
+                                      Coding coding) {
+  const Tensor* tensor = TakeAny(name, shape);
+  if (tensor == nullptr || tensor->coding == coding) return tensor;
+  RefuseType(name, *tensor, coding == Coding::kBytes ? "u8" : "f32, bf16 or f16");
   return nullptr;
+}
+
+const Tensor* WeightBinder::Take(const std::string& name, const std::vector<int64_t>& shape) {
+  return TakeCoded(name, shape, Coding::kPlain);
+}
+
+void WeightBinder::RefuseType(const std::string& name, const Tensor& tensor,
+                              std::string_view wanted) {
+  Refuse(absl::StrCat(Where(prefix_ + name, tensor), " is ", std::string(TypeName(tensor)),
+                      ", wanted ", std::string(wanted)));
+}
+
+bool WeightBinder::RefusedThere(const std::string& short_name, std::string_view why) {
+  const std::string name = prefix_ + short_name;
+  const auto it = tensors_.find(name);
+  if (it == tensors_.end()) return false;
+  taken_.insert(name);
+  Refuse(absl::StrCat(Where(name, it->second), " is there, and ", std::string(why)));
+  return true;
+}
+
+std::optional<Mxfp4Matrix> WeightBinder::TakeMxfp4(const std::string& name, int64_t matrices,
+                                                   int64_t rows, int64_t width) {
+  if (RefusedThere(name, "quant_method mxfp4 wants its _blocks and _scales instead")) {
+    return std::nullopt;
+  }
+  const std::string codes_name = name + "_blocks";
+  const std::string scales_name = name + "_scales";
+  if (width % kMxfp4Block != 0) {
+    Refuse(absl::StrCat(prefix_, codes_name, " would have rows of ", width, ", and blocks of ",
+                        kMxfp4Block, " do not fill them"));
+    return std::nullopt;
+  }
+  const int64_t blocks = width / kMxfp4Block;
+  const Tensor* codes =
+      TakeCoded(codes_name, {matrices, rows, blocks, kMxfp4Block / 2}, Coding::kBytes);
+  const Tensor* scales = TakeCoded(scales_name, {matrices, rows, blocks}, Coding::kBytes);
+  if (codes == nullptr || scales == nullptr) return std::nullopt;
+  uint8_t largest = 0;
+  for (std::byte scale : scales->data) largest = std::max(largest, static_cast<uint8_t>(scale));
+  if (largest > kMaxMxfp4Scale) {
+    Refuse(absl::StrCat(Where(prefix_ + scales_name, *scales), " has a scale of ", int{largest},
+                        largest == 255 ? ", which is no number" : "", "; the largest served is ",
+                        kMaxMxfp4Scale));
+    return std::nullopt;
+  }
+  return Mxfp4Matrix{.codes = codes->data, .scales = scales->data, .width = width};
 }
 
 std::optional<WeightBinder::Stored> WeightBinder::TakeStored(const std::string& name, int64_t out,
                                                              int64_t in) {
-  const Tensor* tensor = TakeCoded(name, {out, in});
+  const Tensor* tensor = TakeAny(name, {out, in});
   if (tensor == nullptr) return std::nullopt;
   if (tensor->coding == Coding::kPlain) return Stored{.tensor = tensor};
+  if (tensor->coding != Coding::kE4m3) {
+    RefuseType(name, *tensor, "f32, bf16, f16 or f8_e4m3");
+    return std::nullopt;
+  }
   if (fp8_block_.rows == 0) {
-    Refuse(absl::StrCat(prefix_, name, " is ", std::string(TypeName(*tensor)),
+    Refuse(absl::StrCat(Where(prefix_ + name, *tensor), " is ", std::string(TypeName(*tensor)),
                         " without a quantization_config"));
     return std::nullopt;
   }
@@ -92,8 +157,7 @@ std::optional<WeightBinder::Stored> WeightBinder::TakeStored(const std::string& 
                                             (in + fp8_block_.width - 1) / fp8_block_.width});
   if (scales == nullptr) return std::nullopt;
   if (scales->dtype != DType::kF32) {
-    Refuse(
-        absl::StrCat(prefix_, scales_name, " is ", std::string(TypeName(*scales)), ", wanted f32"));
+    RefuseType(scales_name, *scales, "f32");
     return std::nullopt;
   }
   return Stored{.tensor = tensor, .scales = scales};
@@ -226,6 +290,9 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
                                                             int64_t intermediate,
                                                             bool interleaved) {
   const int64_t width = 2 * intermediate;
+  constexpr char kNotQuantised[] = "config.json has no quantization_config of quant_method mxfp4";
+  const bool blocks = RefusedThere(gate_up_name + "_blocks", kNotQuantised);
+  if (RefusedThere(down_name + "_blocks", kNotQuantised) || blocks) return {};
   const Tensor* gate_up = Take(gate_up_name, {experts, hidden, width});
   const Tensor* down = Take(down_name, {experts, intermediate, hidden});
   if (gate_up == nullptr || down == nullptr) return {};
@@ -245,6 +312,24 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
         {.gate_up = packer_.AddGateUp(columns(0), columns(interleaved ? 1 : intermediate)),
          .down = packer_.Add(StridedRows(down_part.data(), down->dtype, hidden, intermediate, 1,
                                          hidden, down_part))});
+  }
+  return all;
+}
+
+std::vector<ExpertWeights> WeightBinder::TakeMxfp4Mlps(const std::string& gate_up_name,
+                                                       const std::string& down_name,
+                                                       int64_t experts, int64_t hidden,
+                                                       int64_t intermediate) {
+  const std::optional<Mxfp4Matrix> gate_up =
+      TakeMxfp4(gate_up_name, experts, 2 * intermediate, hidden);
+  const std::optional<Mxfp4Matrix> down = TakeMxfp4(down_name, experts, hidden, intermediate);
+  if (!gate_up.has_value() || !down.has_value()) return {};
+  std::vector<ExpertWeights> all;
+  for (int64_t e = 0; e < experts; ++e) {
+    const Mxfp4Matrix both = PartOf(*gate_up, e, experts);
+    all.push_back({.gate_up = packer_.AddGateUp(Mxfp4Rows(both, 0, 2, intermediate),
+                                                Mxfp4Rows(both, 1, 2, intermediate)),
+                   .down = packer_.Add(Mxfp4Rows(PartOf(*down, e, experts), 0, 1, hidden))});
   }
   return all;
 }

@@ -6,10 +6,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/model/fp8_rows.h"
+#include "common/model/mxfp4_rows.h"
 #include "common/model/row_source.h"
 #include "common/model/tensor.h"
 #include "common/model/weight_packer.h"
@@ -92,6 +94,13 @@ class WeightBinder {
                                                          int64_t experts, int64_t hidden,
                                                          int64_t intermediate, bool interleaved);
 
+  // All experts of a layer in MXFP4, of each product its <name>_blocks of codes and its
+  // <name>_scales: rows of gate and up in turns [experts, 2 * intermediate, hidden], and [experts,
+  // hidden, intermediate].
+  std::vector<kernels::ExpertWeights> TakeMxfp4Mlps(const std::string& gate_up_name,
+                                                    const std::string& down_name, int64_t experts,
+                                                    int64_t hidden, int64_t intermediate);
+
   // A tensor that may be there and is not used; or all whose names begin so.
   void Ignore(const std::string& name) { ignored_.insert(prefix_ + name); }
   void IgnorePrefix(const std::string& prefix);
@@ -111,11 +120,19 @@ class WeightBinder {
     const Tensor* tensor = nullptr;
     const Tensor* scales = nullptr;
   };
-  // Of any coding.
-  const Tensor* TakeCoded(const std::string& name, const std::vector<int64_t>& shape);
+  // Of any coding; of one; and plain.
+  const Tensor* TakeAny(const std::string& name, const std::vector<int64_t>& shape);
+  const Tensor* TakeCoded(const std::string& name, const std::vector<int64_t>& shape,
+                          Coding coding);
   const Tensor* Take(const std::string& name, const std::vector<int64_t>& shape);
   std::vector<float> TakeFloats(const std::string& name, const std::vector<int64_t>& shape);
   bool IsIgnored(const std::string& name) const;
+  // Matrices [rows, width] one after the other.
+  std::optional<Mxfp4Matrix> TakeMxfp4(const std::string& name, int64_t matrices, int64_t rows,
+                                       int64_t width);
+  void RefuseType(const std::string& name, const Tensor& tensor, std::string_view wanted);
+  // Whether a tensor is there that cannot be, and is refused.
+  bool RefusedThere(const std::string& name, std::string_view why);
   std::optional<Stored> TakeStored(const std::string& name, int64_t out, int64_t in);
   Fp8Matrix Fp8Of(const Stored& stored) const;
   // `count` rows from `first` on; and transposed.

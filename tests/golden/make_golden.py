@@ -140,6 +140,15 @@ VARIANTS = {
             rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32,
             beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
+    # As released: experts in MXFP4, the rest in bf16. Three blocks in a row of one product, two in
+    # one of the other.
+    "gpt-oss-mxfp4": dict(
+        type="gpt_oss", mxfp4=True, dtype=torch.bfloat16, hidden_size=96, intermediate_size=64,
+        initializer_range=0.09, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32,
+            beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
     "granitemoe": dict(
         type="granitemoe", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
         num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.3,
@@ -226,6 +235,7 @@ def write_variant(options, folder, seed):
     options = {**SIZES, **options}
     options.pop("seed", None)
     options.pop("fp8_block", None)
+    options.pop("mxfp4", None)
     options.pop("wrapped", None)
     dtype = options.pop("dtype", torch.float32)
     unsaid = options.pop("unsaid", [])  # Keys that transformers writes and older releases lack.
@@ -291,9 +301,38 @@ def quantise(folder, block):
     return dequantised
 
 
+MXFP4_MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def quantise_to_mxfp4(folder):
+    """Puts the experts of `folder` into MXFP4, which transformers read themselves."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        # The checkpoint has a row of every output, in blocks of 32 inputs, two of them in a byte.
+        blocks = tensors.pop(name).float().transpose(1, 2).unflatten(-1, (-1, 32))
+        # Of very different sizes, so that no scale can be mistaken for another.
+        blocks = blocks * torch.exp2(torch.randint(-3, 2, blocks.shape[:-1]).float()).unsqueeze(-1)
+        # The largest code is 1.5 * 2^2.
+        exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
+        scaled = blocks / torch.exp2(exponents).unsqueeze(-1)
+        codes = (scaled.abs().unsqueeze(-1) - MXFP4_MAGNITUDES).abs().argmin(-1)
+        codes = (codes + 8 * (scaled < 0)).to(torch.uint8)
+        tensors[name + "_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+        tensors[name + "_scales"] = (exponents + 127).to(torch.uint8)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def load(model_dir, dtype):
+    options = {}
+    if json.loads((model_dir / "config.json").read_text()).get("quantization_config"):
+        options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     return transformers.AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        model_dir, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **options
     ).eval()
 
 
@@ -370,6 +409,8 @@ def main():
             judged = folder
             if "fp8_block" in VARIANTS[name]:
                 judged = quantise(folder, VARIANTS[name]["fp8_block"])
+            if "mxfp4" in VARIANTS[name]:
+                quantise_to_mxfp4(folder)
             divergence = write_fixture(judged, prompts, folder, lambda n: list(range(n)))
             if judged != folder:
                 shutil.rmtree(judged)

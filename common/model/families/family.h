@@ -24,6 +24,7 @@ struct Family {
   // The object in config.json that describes the text model, of a model that has other parts, too.
   const char* text_key = nullptr;
   bool has_latents = false;  // Attends to latents instead of heads' keys and values.
+  bool has_mxfp4 = false;    // Its experts may be in MXFP4.
 };
 
 // Null if it is not served.

@@ -57,15 +57,21 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
         layer.attention.sinks = binder.TakeVector(prefix + "self_attn.sinks", spec.query_heads);
         feed_forward.router = binder.TakeMatrix(router + "weight", spec.experts, spec.hidden_size);
         feed_forward.router_bias = binder.TakeVector(router + "bias", spec.experts);
-        feed_forward.experts = binder.TakeTransposedMlps(
-            experts + "gate_up_proj", experts + "down_proj", spec.experts, spec.hidden_size,
-            spec.expert_intermediate_size, /*interleaved=*/true);
+        const std::string gate_up = experts + "gate_up_proj";
+        const std::string down = experts + "down_proj";
+        feed_forward.experts =
+            spec.mxfp4_experts
+                ? binder.TakeMxfp4Mlps(gate_up, down, spec.experts, spec.hidden_size,
+                                       spec.expert_intermediate_size)
+                : binder.TakeTransposedMlps(gate_up, down, spec.experts, spec.hidden_size,
+                                            spec.expert_intermediate_size, /*interleaved=*/true);
         BindExpertBiases(spec, experts, binder, feed_forward);
       });
 }
 
 }  // namespace
 
-const Family kGptOss = {"gpt_oss", Read, Bind};
+const Family kGptOss = {"gpt_oss",         Read, Bind, /*text_key=*/nullptr, /*has_latents=*/false,
+                        /*has_mxfp4=*/true};
 
 }  // namespace lynx::model

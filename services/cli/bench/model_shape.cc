@@ -85,6 +85,7 @@ absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& 
   }
   ModelShape shape{.name = name};
   LYNX_ASSIGN_OR_RETURN(shape.spec, model::ParseModelSpec(config, name));
+  shape.spec.mxfp4_experts = false;  // Weights are made up as they would be packed: in bf16.
   return shape;
 }
 

@@ -56,8 +56,8 @@ struct ModelInspection {
 };
 
 // Looks at a Hugging Face folder, or at a config.json or a built-in shape alone, and goes on where
-// something is wrong, so that all of it is found at once. Reads headers, small vectors and the
-// tokenizer, no other weights.
+// something is wrong, so that all of it is found at once. Reads headers, small vectors, the
+// scales of MXFP4 and the tokenizer, no other weights.
 //   NotFound  `model` is none of these.
 absl::StatusOr<ModelInspection> InspectModel(const std::string& model);
 

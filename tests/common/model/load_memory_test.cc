@@ -27,7 +27,7 @@ constexpr int kLayers = 4;
 constexpr int64_t kKvBlocks = 64;
 constexpr int64_t kKvBytes = kKvBlocks * 16 * kLayers * 2 * 512 * 2;
 
-enum class Experts { kApart, kFused, kQuantised };
+enum class Experts { kApart, kFused, kQuantised, kMxfp4 };
 
 // A model of some 210 MB of zeros, which take no space on the disk. Returns the bytes of its
 // matrices, whose sizes leave nothing to pad.
@@ -39,6 +39,13 @@ int64_t WriteModel(const std::filesystem::path& dir, Experts experts) {
       {"num_experts_per_tok", 4},       {"moe_intermediate_size", kWidth}};
   if (experts == Experts::kQuantised) {
     config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  }
+  if (experts == Experts::kMxfp4) {
+    config.update({{"model_type", "gpt_oss"},
+                   {"intermediate_size", kWidth},
+                   {"attention_bias", false},
+                   {"sliding_window", 128},
+                   {"quantization_config", {{"quant_method", "mxfp4"}}}});
   }
   std::ofstream(dir / "config.json") << config;
   nlohmann::json header;
@@ -61,6 +68,12 @@ int64_t WriteModel(const std::filesystem::path& dir, Experts experts) {
     place(name, {out, in}, "F8_E4M3", 1);
     matrices += out * in * 2;  // As packed.
   };
+  auto add_mxfp4 = [&](const std::string& name, int64_t out, int64_t in) {
+    place(name + "_blocks", {kExperts, out, in / 32, 16}, "U8", 1);
+    place(name + "_scales", {kExperts, out, in / 32}, "U8", 1);
+    place(name + "_bias", {kExperts, out}, "BF16", 2);
+    matrices += kExperts * out * in * 2;  // As packed.
+  };
   add("model.embed_tokens.weight", {kVocab, kHidden});
   add("model.norm.weight", {kHidden});
   for (int i = 0; i < kLayers; ++i) {
@@ -69,6 +82,14 @@ int64_t WriteModel(const std::filesystem::path& dir, Experts experts) {
     add(layer + "post_attention_layernorm.weight", {kHidden});
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
       add(layer + "self_attn." + name + ".weight", {kHidden, kHidden});
+    }
+    if (experts == Experts::kMxfp4) {
+      add(layer + "self_attn.sinks", {8});
+      add(layer + "mlp.router.weight", {kExperts, kHidden});
+      add(layer + "mlp.router.bias", {kExperts});
+      add_mxfp4(layer + "mlp.experts.gate_up_proj", 2 * kWidth, kHidden);
+      add_mxfp4(layer + "mlp.experts.down_proj", kHidden, kWidth);
+      continue;
     }
     add(layer + "self_attn.q_norm.weight", {64});
     add(layer + "self_attn.k_norm.weight", {64});
@@ -85,7 +106,8 @@ int64_t WriteModel(const std::filesystem::path& dir, Experts experts) {
       add_linear(expert + "down_proj.weight", kHidden, kWidth);
     }
   }
-  const std::string text = header.dump();
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // As writers do: misaligned tensors are copied.
   const uint64_t length = text.size();
   const std::filesystem::path path = dir / "model.safetensors";
   std::ofstream(path, std::ios::binary)
@@ -138,7 +160,8 @@ TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Experts, LoadMemoryTest,
-                         ::testing::Values(Experts::kApart, Experts::kFused, Experts::kQuantised));
+                         ::testing::Values(Experts::kApart, Experts::kFused, Experts::kQuantised,
+                                           Experts::kMxfp4));
 
 }  // namespace
 }  // namespace lynx::model

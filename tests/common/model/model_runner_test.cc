@@ -3,11 +3,13 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/model/compatibility.h"
 #include "common/model/model_spec.h"
+#include "common/model/model_weights.h"
 #include "common/model/router_override.h"
 #include "common/model/safetensors.h"
 #include "gmock/gmock.h"
@@ -320,6 +322,120 @@ TEST(QuantisedModelTest, ScalesThatDoNotFitAreNamed) {
               }),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("model.norm.weight"), HasSubstr("f8_e4m3"))));
+}
+
+class Mxfp4ModelTest : public ::testing::Test {
+ protected:
+  static constexpr char kDir[] = "tests/golden/variants/gpt-oss-mxfp4";
+  const std::string down_ = "model.layers.1.mlp.experts.down_proj";  // [4, 96, 64]
+  const std::string gate_up_ = "model.layers.1.mlp.experts.gate_up_proj";
+
+  void SetUp() override {
+    auto folder = SafetensorsFolder::Open(kDir);
+    ASSERT_THAT(folder, IsOk());
+    folder_.emplace(*std::move(folder));
+  }
+  template <typename Change>
+  absl::Status Create(Change change) {
+    TensorMap tensors = folder_->tensors();
+    ModelSpec spec = *LoadModelSpec(kDir);
+    change(tensors, spec);
+    return ModelRunner::Create(Options(""), std::move(spec), tensors, "changed").status();
+  }
+  Tensor Bf16(std::vector<int64_t> shape) {
+    int64_t bytes = 2;
+    for (int64_t extent : shape) bytes *= extent;
+    zeros_.resize(static_cast<size_t>(bytes));
+    return {.dtype = DType::kBf16, .shape = std::move(shape), .data = zeros_};
+  }
+
+  std::optional<SafetensorsFolder> folder_;
+  std::vector<std::byte> zeros_;
+};
+
+TEST_F(Mxfp4ModelTest, TensorsThatAreMissingMisshapenOrOfAnotherTypeAreNamed) {
+  EXPECT_THAT(Create([](TensorMap&, ModelSpec&) {}), IsOk());
+  for (const char* part : {"_blocks", "_scales"}) {
+    const std::string name = down_ + part;
+    EXPECT_THAT(Create([&](TensorMap& tensors, ModelSpec&) { tensors.erase(name); }),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr(name)));
+    EXPECT_THAT(
+        Create([&](TensorMap& tensors, ModelSpec&) {
+          const std::vector<int64_t> shape = tensors[name].shape;
+          tensors[name] = Bf16(shape);
+        }),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name + " is bf16, wanted u8")));
+  }
+  // As it were with groups of 16.
+  EXPECT_THAT(Create([&](TensorMap& tensors, ModelSpec&) {
+                tensors[down_ + "_blocks"].shape = {4, 96, 4, 8};
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("model.safetensors: " + down_ +
+                                 "_blocks is [4, 96, 4, 8], wanted [4, 96, 2, 16]")));
+  EXPECT_THAT(Create([&](TensorMap& tensors, ModelSpec&) {
+                tensors[down_ + "_scales"].shape = {4, 96, 4};
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("_scales is [4, 96, 4], wanted [4, 96, 2]")));
+  EXPECT_THAT(
+      Create([](TensorMap&, ModelSpec& spec) { spec.expert_intermediate_size = 65; }),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr(down_ + "_blocks would have rows of 65, and blocks of 32 do not")));
+  EXPECT_THAT(Create([](TensorMap& tensors, ModelSpec&) {
+                Tensor& norm = tensors["model.norm.weight"];
+                norm.coding = Coding::kBytes;
+                norm.data = norm.data.first(static_cast<size_t>(norm.shape[0]));
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("model.norm.weight is u8, wanted f32, bf16 or f16")));
+  EXPECT_THAT(Create([](TensorMap& tensors, ModelSpec&) {
+                Tensor& head = tensors["lm_head.weight"];
+                head.coding = Coding::kBytes;
+                head.data = head.data.first(head.data.size() / 2);
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("lm_head.weight is u8, wanted f32, bf16, f16 or f8_e4m3")));
+}
+
+TEST_F(Mxfp4ModelTest, ShapesAreThoseOfWeightsThatAreNotQuantised) {
+  const auto shapes = TensorShapes(*LoadModelSpec(kDir));
+  EXPECT_EQ(shapes.count(down_ + "_blocks"), 0u);
+  EXPECT_THAT(shapes.at(down_), ElementsAre(4, 64, 96));
+  EXPECT_THAT(shapes.at(gate_up_), ElementsAre(4, 96, 128));
+}
+
+TEST_F(Mxfp4ModelTest, WeightsInTwoFormsOrAnotherThanTheConfigSaysAreRefused) {
+  const auto both = [&](TensorMap& tensors, ModelSpec&) { tensors[down_] = Bf16({4, 64, 96}); };
+  const auto no_longer_quantised = [](TensorMap&, ModelSpec& spec) { spec.mxfp4_experts = false; };
+  EXPECT_THAT(Create(both), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr(down_ + " is there, and quant_method mxfp4 wants")));
+  EXPECT_THAT(Create(no_longer_quantised),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("model.safetensors: " + gate_up_ + "_blocks is there"),
+                             HasSubstr(down_ + "_blocks is there"),
+                             HasSubstr("config.json has no "
+                                       "quantization_config"))));
+}
+
+TEST_F(Mxfp4ModelTest, ScalesThatMeanNoNumberOrLeaveTheRangeAreRefused) {
+  for (const auto& [scale, why] : {std::pair{252, ""},
+                                   {253, "_scales has a scale of 253; the largest served is 252"},
+                                   {255, "_scales has a scale of 255, which is no number"}}) {
+    for (const std::string& name : {gate_up_, down_}) {
+      const Tensor& stored = folder_->tensors().at(name + "_scales");
+      std::vector<std::byte> scales(stored.data.begin(), stored.data.end());
+      scales.back() = static_cast<std::byte>(scale);
+      const absl::Status status =
+          Create([&](TensorMap& tensors, ModelSpec&) { tensors[name + "_scales"].data = scales; });
+      if (scale <= 252) {
+        EXPECT_THAT(status, IsOk());
+      } else {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("model.safetensors: " + name + why)));
+      }
+    }
+  }
 }
 
 TEST(QuantisedModelTest, ScalesArePartOfTheIdentity) {

@@ -253,6 +253,44 @@ TEST(ModelSpecTest, QuantisedWeightsAreThoseWithScalesOfBlocks) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("quantization_config")));
 }
 
+TEST(ModelSpecTest, ExpertsMayBeInMxfp4WhereTheFamilyHasThem) {
+  std::ifstream file("tests/golden/variants/gpt-oss-mxfp4/config.json");
+  const json good = json::parse(file);
+  const auto load = [&](const std::string& key, const json& value) {
+    json config = good;
+    config["quantization_config"][key] = value;
+    return Load(config);
+  };
+  const auto spec = Load(good);
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_TRUE(spec->mxfp4_experts);
+  EXPECT_THAT(spec->notes, ElementsAre(HasSubstr("quantization_config")));
+  EXPECT_FALSE(Load(Good())->mxfp4_experts);
+  EXPECT_THAT(Load(With("quantization_config", good["quantization_config"])),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("'quant_method' is \"mxfp4\""), HasSubstr("fp8"))));
+  EXPECT_THAT(load("quant_method", "nvfp4"),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("nvfp4"), HasSubstr("fp8 and mxfp4"))));
+
+  constexpr char kKept[] = "modules_to_not_convert";
+  EXPECT_THAT(load(kKept, nullptr), IsOk());
+  for (const json& bad : {json("lm_head"), json{1}}) {
+    EXPECT_THAT(load(kKept, bad), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(kKept)));
+  }
+  for (const char* other : {"", "lm_head", "mlp", "model.layers.1.self_attn", "mlp.router",
+                            "model.layers.x", "experts.router"}) {
+    EXPECT_THAT(load(kKept, {other}), IsOk()) << other;
+  }
+  for (const char* experts :
+       {"model", "model.layers.1", "model.layers.*.mlp", "mlp.experts",
+        "model.layers.12.mlp.experts", "experts", "model.layers.0.mlp.experts.down_proj"}) {
+    EXPECT_THAT(
+        load(kKept, {"lm_head", experts}),
+        StatusIs(absl::StatusCode::kUnimplemented, AllOf(HasSubstr(kKept), HasSubstr(experts))));
+  }
+}
+
 // --- DeepSeek
 
 // A config of the golden fixtures, with changes.

@@ -79,6 +79,12 @@ TEST(ModelShapeTest, ConfigsOfFilesAreRead) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a JSON object")));
 }
 
+TEST(ModelShapeTest, QuantisedExpertsAreMeasuredAsTheyArePacked) {
+  const auto shape = LoadModelShape("tests/golden/variants/gpt-oss-mxfp4/config.json");
+  ASSERT_THAT(shape, IsOk());
+  EXPECT_FALSE(shape->spec.mxfp4_experts);
+}
+
 TEST(ModelShapeTest, FewerLayersKeepTheirKinds) {
   auto shape = LoadModelShape("qwen3-30b-a3b");
   ASSERT_THAT(shape, IsOk());
