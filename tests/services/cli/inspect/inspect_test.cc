@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "services/cli/bench/model_shape.h"
 #include "services/cli/inspect/memory_plan.h"
 #include "services/cli/inspect/model_inspection.h"
 #include "tests/support/status_matchers.h"
@@ -298,6 +299,19 @@ TEST(InspectTest, WhatIsUnusualIsNoted) {
     const auto found = InspectModel(std::string("tests/golden/variants/") + variant);
     ASSERT_THAT(found, IsOk());
     for (const char* word : words) EXPECT_THAT(found->notes, Contains(HasSubstr(word))) << variant;
+  }
+}
+
+// Counted as what they stand for, and kept so in memory; in their files they take less.
+TEST(InspectTest, QuantisedWeightsAreSound) {
+  for (const auto& [variant, type] :
+       {std::pair{"deepseek-v3-fp8", "f8_e4m3"}, {"gpt-oss-mxfp4", "u8"}}) {
+    const auto found = InspectModel(std::string("tests/golden/variants/") + variant);
+    ASSERT_THAT(found, IsOk());
+    EXPECT_THAT(found->problems, IsEmpty()) << variant;
+    EXPECT_EQ(found->stored->bytes_of_type.count(type), 1u) << variant;
+    EXPECT_GE(found->weight_bytes, 2 * found->parameters.total) << variant;
+    EXPECT_GE(found->expert_bytes, 2 * ExpertParameters(*found->spec)) << variant;
   }
 }
 
