@@ -32,7 +32,7 @@ class Engine::Observer final : public model::StepObserver {
 Engine::Engine(std::unique_ptr<model::ModelRunner> runner, const EngineOptions& options)
     : runner_(std::move(runner)),
       options_(options),
-      pool_(runner_->kv().blocks()),
+      pool_(runner_->kv().blocks(), runner_->kv().layout().groups),
       sampler_(options.vocab_size) {
   LYNX_CHECK(options.max_step_rows > 0 && options.max_step_logits > 0);
 }
@@ -78,8 +78,8 @@ absl::Status Engine::BuildBatch() {
       return fail("asks for ", item.tokens, " tokens, pending are ", sequence.pending_tokens());
     }
     const int32_t start = sequence.computed_tokens_;
-    if (sequence.lease_.capacity_tokens() < start + item.tokens) {
-      return fail("blocks hold ", sequence.lease_.capacity_tokens(), " tokens, needed are ",
+    if (sequence.blocks_.capacity_tokens() < start + item.tokens) {
+      return fail("blocks hold ", sequence.blocks_.capacity_tokens(), " tokens, needed are ",
                   start + item.tokens);
     }
     if (sequence.params_.prompt_logprobs && start > sequence.scored_rows_ &&
@@ -91,7 +91,7 @@ absl::Status Engine::BuildBatch() {
     entry.tokens =
         sequence.tokens().subspan(static_cast<size_t>(start), static_cast<size_t>(item.tokens));
     entry.start = start;
-    entry.blocks = sequence.lease_.blocks();
+    entry.blocks = sequence.blocks_.blocks();
     entry.logits_rows = LogitsRows(item);
     // One generated token is a decode row. Several are a recomputation, which goes as prompt: it
     // has the same bits, and its plan is exact.

@@ -62,32 +62,44 @@ Sequence::~Sequence() { LYNX_CHECK_MSG(!in_step_, "sequence destroyed inside a s
 
 absl::Status Sequence::EnsureBlocks(kv::BlockPool& pool, int64_t tokens) {
   LYNX_CHECK_MSG(!in_step_, "blocks changed inside a step");
-  const int64_t needed = kv::BlocksFor(tokens);
-  if (needed > pool.capacity_blocks()) {
-    return absl::OutOfRangeError(
-        absl::StrCat("sequence needs ", needed, " blocks, the pool has ", pool.capacity_blocks()));
+  blocks_.ReleaseBefore(computed_tokens_);
+  const absl::Status extended = blocks_.Extend(pool, tokens);
+  if (tokens > reserved_tokens_) {
+    reserved_tokens_ = 0;
+    blocks_.ReleaseSpare();
   }
-  const int64_t missing = needed - static_cast<int64_t>(lease_.blocks().size());
-  if (missing <= 0) return absl::OkStatus();
-  LYNX_ASSIGN_OR_RETURN(kv::BlockLease more, pool.Acquire(missing));
-  lease_.Append(std::move(more));
+  return extended;
+}
+
+absl::Status Sequence::ReserveBlocks(kv::BlockPool& pool, int64_t tokens, int32_t step_rows) {
+  LYNX_CHECK_MSG(!in_step_, "blocks changed inside a step");
+  LYNX_RETURN_IF_ERROR(blocks_.Reserve(pool, pool.groups().MostBlocks(tokens, step_rows)));
+  reserved_tokens_ = tokens;
   return absl::OkStatus();
 }
 
-void Sequence::AdoptKv(kv::BlockLease lease, int32_t computed_tokens) {
-  LYNX_CHECK_MSG(!in_step_ && lease_.blocks().empty(), "sequence holds blocks already");
+void Sequence::ReleaseUnneeded() {
+  LYNX_CHECK_MSG(!in_step_, "blocks changed inside a step");
+  blocks_.ReleaseBefore(computed_tokens_);
+  blocks_.ReleaseSpare();
+  reserved_tokens_ = 0;
+}
+
+void Sequence::AdoptKv(kv::BlockTable blocks, int32_t computed_tokens) {
+  LYNX_CHECK_MSG(!in_step_ && blocks_.empty(), "sequence holds blocks already");
   LYNX_CHECK(computed_tokens >= 0 && computed_tokens < static_cast<int32_t>(tokens_.size()) &&
-             lease.capacity_tokens() >= computed_tokens);
-  lease_ = std::move(lease);
+             blocks.capacity_tokens() >= computed_tokens);
+  blocks_ = std::move(blocks);
   computed_tokens_ = computed_tokens;
 }
 
 void Sequence::Preempt() { TakeBlocks().Reset(); }
 
-kv::BlockLease Sequence::TakeBlocks() {
+kv::BlockTable Sequence::TakeBlocks() {
   LYNX_CHECK_MSG(!in_step_, "blocks taken inside a step");
   computed_tokens_ = 0;
-  return std::exchange(lease_, kv::BlockLease());
+  reserved_tokens_ = 0;
+  return std::exchange(blocks_, kv::BlockTable());
 }
 
 void Sequence::Append(TokenId token) {

@@ -11,7 +11,7 @@
 #include "common/base/dtype.h"
 #include "common/engine/sampler.h"
 #include "common/engine/sampling_params.h"
-#include "common/kv/block_pool.h"
+#include "common/kv/block_table.h"
 
 namespace lynx::engine {
 
@@ -27,7 +27,8 @@ enum class FinishReason : uint8_t {
 // A stop token is the last of output(): it counts as output (as in vLLM's usage numbers) and is not
 // part of the text.
 //
-// KV of positions [0, computed_tokens()) is in blocks(). Everything else about the sequence follows
+// KV of positions [0, computed_tokens()) is in blocks(), but for what no later row attends to.
+// Everything else about the sequence follows
 // from (prompt, output, params), so its blocks may be dropped at any time between steps and
 // computed again (Preempt), here or on another node (Create with the output so far).
 //
@@ -70,20 +71,27 @@ class Sequence {
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 
-  std::span<const kv::BlockId> blocks() const { return lease_.blocks(); }
-  // Leases what is missing to hold KV of `tokens` tokens; on an error nothing changes.
+  const kv::BlockTable& blocks() const { return blocks_; }
+  // Makes room to compute all up to `tokens` tokens: gives back what windows have passed, then
+  // leases what is missing, unless that much is reserved; on an error nothing is leased.
   //   OutOfRange         more than the whole pool: never possible.
   //   ResourceExhausted  not enough free blocks now.
   absl::Status EnsureBlocks(kv::BlockPool& pool, int64_t tokens);
-  // Takes over blocks whose first `computed_tokens` tokens hold this sequence's KV: a received
-  // hand-off. The sequence must hold none. At least one token must stay to be computed, as its
-  // logits are needed; the lease must be large enough.
-  void AdoptKv(kv::BlockLease lease, int32_t computed_tokens);
+  // Leases the most that computing `tokens` tokens from the first on takes at any time, in steps of
+  // up to `step_rows` rows, so that EnsureBlocks for them succeeds. Ends with EnsureBlocks beyond
+  // them, or with ReleaseUnneeded(). Fails as EnsureBlocks.
+  absl::Status ReserveBlocks(kv::BlockPool& pool, int64_t tokens, int32_t step_rows);
+  // Gives back what no row from computed_tokens() on attends to, and what is reserved.
+  void ReleaseUnneeded();
+  // Takes over blocks with this sequence's KV as far as rows from `computed_tokens` on attend to
+  // it: a received hand-off. The sequence must hold none. At least one token must stay to be
+  // computed, as its logits are needed; the tables must reach far enough.
+  void AdoptKv(kv::BlockTable blocks, int32_t computed_tokens);
   // Gives all blocks back; everything is to be computed again.
   void Preempt();
   // As Preempt, but hands the blocks to the caller: for a reader that outlives the sequence, such
   // as a transfer under way.
-  kv::BlockLease TakeBlocks();
+  kv::BlockTable TakeBlocks();
 
  private:
   friend class Engine;
@@ -96,7 +104,8 @@ class Sequence {
   std::vector<TokenId> tokens_;
   SamplerState sampler_state_;
   FinishReason finish_reason_ = FinishReason::kNone;
-  kv::BlockLease lease_;
+  kv::BlockTable blocks_;
+  int64_t reserved_tokens_ = 0;
   int32_t computed_tokens_ = 0;
   int32_t scored_rows_ = 0;  // Leading prompt rows whose log-probabilities were reported.
   bool in_step_ = false;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 
 namespace lynx::kv {
 
@@ -29,15 +30,8 @@ void BlockLease::Reset() {
   blocks_.clear();
 }
 
-void BlockLease::Append(BlockLease more) {
-  if (more.pool_ == nullptr) return;
-  LYNX_CHECK(pool_ == nullptr || pool_ == more.pool_);
-  pool_ = std::exchange(more.pool_, nullptr);
-  blocks_.insert(blocks_.end(), more.blocks_.begin(), more.blocks_.end());
-  more.blocks_.clear();
-}
-
-BlockPool::BlockPool(int32_t capacity_blocks) : capacity_blocks_(capacity_blocks) {
+BlockPool::BlockPool(int32_t capacity_blocks, KvGroups groups)
+    : capacity_blocks_(capacity_blocks), groups_(std::move(groups)) {
   LYNX_CHECK(capacity_blocks > 0);
   free_.reserve(static_cast<size_t>(capacity_blocks));
   for (BlockId id = capacity_blocks - 1; id >= 0; --id) free_.push_back(id);
@@ -51,6 +45,11 @@ BlockPool::~BlockPool() {
 }
 
 absl::StatusOr<BlockLease> BlockPool::Acquire(int64_t blocks) {
+  LYNX_ASSIGN_OR_RETURN(std::vector<BlockId> taken, Take(blocks));
+  return BlockLease(this, std::move(taken));
+}
+
+absl::StatusOr<std::vector<BlockId>> BlockPool::Take(int64_t blocks) {
   if (blocks < 0) {
     return absl::InvalidArgumentError(absl::StrCat("cannot lease ", blocks, " blocks"));
   }
@@ -65,7 +64,7 @@ absl::StatusOr<BlockLease> BlockPool::Acquire(int64_t blocks) {
   }
   std::vector<BlockId> taken(free_.rbegin(), free_.rbegin() + blocks);
   free_.resize(free_.size() - static_cast<size_t>(blocks));
-  return BlockLease(this, std::move(taken));
+  return taken;
 }
 
 int32_t BlockPool::free_blocks() const {

@@ -7,16 +7,19 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
+#include "common/kv/kv_groups.h"
 #include "common/kv/kv_layout.h"
 
 namespace lynx::kv {
 
 // Names one block of a KvArena. Meaningful only with the pool that issued it.
 using BlockId = int32_t;
+inline constexpr BlockId kNoBlock = -1;
 
 class BlockPool;
 
-// Exclusive right to some blocks of a BlockPool, handed back when the lease dies.
+// Exclusive right to some blocks of a BlockPool, handed back when the lease dies. What a sequence
+// holds, and gives back in parts, is a BlockTable.
 //
 // A lease is what keeps memory safe from late writes: whoever may still write into a block holds
 // the lease, so the pool cannot give the block to anyone else.
@@ -29,16 +32,8 @@ class [[nodiscard]] BlockLease {
   BlockLease& operator=(BlockLease&& other) noexcept;
   ~BlockLease() { Reset(); }
 
-  // In token order: blocks()[i] stores tokens [i * kBlockTokens, (i + 1) * kBlockTokens).
   // Valid until the lease is changed, moved from or destroyed.
   std::span<const BlockId> blocks() const { return blocks_; }
-  // Tokens that fit.
-  int64_t capacity_tokens() const { return static_cast<int64_t>(blocks_.size()) * kBlockTokens; }
-
-  // Takes over the blocks of `more`, after this lease's own. Both must come from one pool (an empty
-  // lease joins any).
-  void Append(BlockLease more);
-
   // Gives the blocks back now.
   void Reset();
 
@@ -60,7 +55,8 @@ class [[nodiscard]] BlockLease {
 // for space queues the request itself.
 class BlockPool {
  public:
-  explicit BlockPool(int32_t capacity_blocks);  // > 0
+  // > 0 blocks; `groups`: of the layers whose KV they hold.
+  explicit BlockPool(int32_t capacity_blocks, KvGroups groups = {});
 
   // All leases must be gone: a live lease here is a use-after-free in the making, so this aborts.
   ~BlockPool();
@@ -77,12 +73,16 @@ class BlockPool {
   // A snapshot: already stale when another thread acquires or releases.
   int32_t free_blocks() const LYNX_EXCLUDES(mu_);
   int32_t capacity_blocks() const { return capacity_blocks_; }
+  const KvGroups& groups() const { return groups_; }
 
  private:
   friend class BlockLease;
+  friend class BlockTable;
+  absl::StatusOr<std::vector<BlockId>> Take(int64_t blocks) LYNX_EXCLUDES(mu_);
   void Release(std::span<const BlockId> blocks) LYNX_EXCLUDES(mu_);
 
   const int32_t capacity_blocks_;
+  const KvGroups groups_;
   mutable Mutex mu_;
   // Used as a stack, so the most recently freed blocks (warmest in cache and TLB) go out first.
   std::vector<BlockId> free_ LYNX_GUARDED_BY(mu_);

@@ -17,8 +17,12 @@ absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Create(const KvLayout& layout,
         absl::StrCat("KV arena needs positive sizes: layers ", layout.layers, ", kv_heads ",
                      layout.kv_heads, ", head_dim ", layout.head_dim, ", blocks ", blocks));
   }
+  if (layout.groups.layers() != 0 && layout.groups.layers() != layout.layers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV arena of ", layout.layers, " layers, grouped are ", layout.groups.layers()));
+  }
   const int64_t stride = (layout.BlockLayerBytes() + 63) / 64 * 64;
-  const size_t bytes = static_cast<size_t>(stride) * static_cast<size_t>(layout.layers) *
+  const size_t bytes = static_cast<size_t>(stride) * static_cast<size_t>(layout.BlockLayers()) *
                        static_cast<size_t>(blocks);
   LYNX_ASSIGN_OR_RETURN(HugeBuffer memory,
                         HugeBuffer::Create(bytes, absl::StrCat(blocks, " KV blocks")));

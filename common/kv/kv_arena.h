@@ -12,7 +12,8 @@
 
 namespace lynx::kv {
 
-// The host memory behind a BlockPool: `blocks` blocks of one KvLayout, layer-major, zero at start.
+// The host memory behind a BlockPool: `blocks` blocks of one KvLayout, zero at start; those of one
+// layer of a group lie together, whichever group holds them.
 //
 // Does no bookkeeping: whoever holds the lease of a block may use its bytes. Distinct blocks may be
 // used from distinct threads. Pages are touched on first use.
@@ -26,7 +27,7 @@ class KvArena {
   // One block in one layer, as layout().kind says; layout().BlockLayerBytes() long, 64-byte
   // aligned.
   std::byte* BlockLayer(int32_t layer, BlockId block) {
-    return memory_.data() + (int64_t{layer} * blocks_ + block) * stride_;
+    return memory_.data() + (int64_t{layout_.groups.slot_of(layer)} * blocks_ + block) * stride_;
   }
   std::span<std::byte> BlockLayerSpan(int32_t layer, BlockId block) {
     return {BlockLayer(layer, block), static_cast<size_t>(layout_.BlockLayerBytes())};

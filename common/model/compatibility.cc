@@ -63,7 +63,7 @@ std::string CompatibilityHash(const ModelSpec& spec, std::string_view weights_id
   for (FeedForwardKind kind : spec.feed_forward)
     layers += kind == FeedForwardKind::kMoe ? 'm' : 'd';
   hash.Update(absl::StrCat(
-      "lynx model 4\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
+      "lynx model 5\nfamily ", spec.model_type, "\nvocab ", spec.vocab_size, "\nhidden ",
       spec.hidden_size, "\nlayers ", layers, "\nheads ", spec.query_heads, " ", spec.kv_heads, " ",
       spec.head_dim, " ", spec.rotary_dim, " ", static_cast<int>(spec.query_key_norm), " ",
       spec.qkv_bias, " ", spec.output_bias, "\nlatents ", spec.q_lora_rank, " ", spec.kv_lora_rank,

@@ -62,8 +62,11 @@ class CpuModelRunner : public ModelRunner {
     const auto hidden = static_cast<size_t>(spec_.hidden_size);
     tokens_.reserve(rows);
     positions_.reserve(rows);
-    attention_rows_.reserve(rows);
-    slots_.reserve(rows);
+    group_rows_.resize(static_cast<size_t>(groups().count()));
+    for (GroupRows& group : group_rows_) {
+      group.attention.reserve(rows);
+      group.slots.reserve(rows);
+    }
     policies_.reserve(rows);
     wanted_.reserve(static_cast<size_t>(max_logits_));
     hidden_.resize(rows * hidden);
@@ -94,8 +97,15 @@ class CpuModelRunner : public ModelRunner {
  private:
   // A position needs an angle only where KV could hold it.
   static int64_t MaxPositions(const RunnerOptions& options, const ModelSpec& spec) {
-    return std::min<int64_t>(spec.max_positions, int64_t{options.kv_blocks} * kv::kBlockTokens);
+    const kv::KvLayout layout = KvLayoutOf(spec, options.kv_dtype);
+    return std::min<int64_t>(spec.max_positions, layout.groups.MostTokens(options.kv_blocks));
   }
+  // Of one group of layers.
+  struct GroupRows {
+    std::vector<kernels::AttentionRow> attention;
+    std::vector<kernels::KvSlot> slots;
+  };
+  const kv::KvGroups& groups() const { return kv_->layout().groups; }
 
   absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
   void PlaceRows(std::span<const SequenceRows> batch);
@@ -123,8 +133,7 @@ class CpuModelRunner : public ModelRunner {
   // Of the current step; one entry a row.
   std::vector<TokenId> tokens_;
   std::vector<int32_t> positions_;
-  std::vector<kernels::AttentionRow> attention_rows_;
-  std::vector<kernels::KvSlot> slots_;
+  std::vector<GroupRows> group_rows_;
   std::vector<const moe::Policy*> policies_;
   moe::Phase plan_phase_ = moe::Phase::kDecode;
   std::vector<int32_t> wanted_;  // Rows whose logits are wanted.
@@ -143,7 +152,8 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
       return absl::InvalidArgumentError(absl::StrCat("sequence ", i, " of the step: ", what...));
     };
     const auto count = static_cast<int64_t>(sequence.tokens.size());
-    const auto capacity = static_cast<int64_t>(sequence.blocks.size()) * kv::kBlockTokens;
+    const auto table = sequence.blocks.size() / static_cast<size_t>(groups().count());
+    const auto capacity = static_cast<int64_t>(table) * kv::kBlockTokens;
     if (count == 0) return wrong("no tokens");
     if (sequence.start < 0) return wrong("start is ", sequence.start);
     const int64_t end = sequence.start + count;
@@ -159,10 +169,13 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
         return wrong("token ", token, " is not in [0, ", spec_.vocab_size, ")");
       }
     }
-    for (int64_t b = 0; b < kv::BlocksFor(end); ++b) {
-      const kv::BlockId block = sequence.blocks[static_cast<size_t>(b)];
-      if (block < 0 || block >= kv_->blocks()) {
-        return wrong("block ", block, " is not in [0, ", kv_->blocks(), ")");
+    for (int32_t g = 0; g < groups().count(); ++g) {
+      for (int64_t b = groups().FirstBlock(g, sequence.start); b < kv::BlocksFor(end); ++b) {
+        const kv::BlockId block =
+            sequence.blocks[static_cast<size_t>(g) * table + static_cast<size_t>(b)];
+        if (block < 0 || block >= kv_->blocks()) {
+          return wrong("block ", block, " is not in [0, ", kv_->blocks(), ")");
+        }
       }
     }
     rows += count;
@@ -183,8 +196,10 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
 void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   tokens_.clear();
   positions_.clear();
-  attention_rows_.clear();
-  slots_.clear();
+  for (GroupRows& group : group_rows_) {
+    group.attention.clear();
+    group.slots.clear();
+  }
   policies_.clear();
   wanted_.clear();
   stats_.weight_bytes_read = 0;
@@ -208,13 +223,20 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
       tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
       positions_.push_back(position);
       policies_.push_back(sequence.decode ? sequence.policy : nullptr);
-      attention_rows_.push_back({.blocks = sequence.blocks.data(), .position = position});
-      slots_.push_back({.block = sequence.blocks[static_cast<size_t>(position / kv::kBlockTokens)],
-                        .offset = position % kv::kBlockTokens});
     }
-    for (const LayerAttention& layer : spec_.attention) {
-      stats_.kv_bytes_read +=
-          (sequence.start + count - layer.FirstFor(sequence.start)) * token_bytes;
+    const auto table = sequence.blocks.size() / group_rows_.size();
+    for (int32_t g = 0; g < groups().count(); ++g) {
+      const kv::Reach& reach = groups().reach(g);
+      const kv::BlockId* const blocks = sequence.blocks.data() + static_cast<size_t>(g) * table;
+      GroupRows& group = group_rows_[static_cast<size_t>(g)];
+      for (int32_t position = sequence.start; position < sequence.start + count; ++position) {
+        group.attention.push_back(
+            {.blocks = blocks, .position = position, .first = reach.FirstFor(position)});
+        group.slots.push_back(
+            {.block = blocks[position / kv::kBlockTokens], .offset = position % kv::kBlockTokens});
+      }
+      stats_.kv_bytes_read += (sequence.start + count - reach.FirstFor(sequence.start)) *
+                              token_bytes * kv_->layout().BlockLayers();
     }
   }
   stats_.phase = stats_.prefill_rows == 0  ? moe::Phase::kDecode
@@ -268,14 +290,12 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
   LYNX_RETURN_IF_ERROR(CheckBatch(batch));
   PlaceRows(batch);
   Embed();
-  const RowPlaces places{.positions = positions_, .attention = attention_rows_, .slots = slots_};
   const auto rows = static_cast<int64_t>(tokens_.size());
   for (int32_t layer = 0; layer < spec_.layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    const LayerAttention& attention = spec_.attention[static_cast<size_t>(layer)];
-    for (kernels::AttentionRow& row : attention_rows_) {
-      row.first = attention.FirstFor(row.position);
-    }
+    const GroupRows& group = group_rows_[static_cast<size_t>(groups().group_of(layer))];
+    const RowPlaces places{
+        .positions = positions_, .attention = group.attention, .slots = group.slots};
     LYNX_RETURN_IF_ERROR(Attend(weights, places, layer));
     LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
                                            policies_, hidden_.data(), ctx_));

@@ -28,7 +28,7 @@ struct RunnerOptions {
   std::filesystem::path model_dir;     // A Hugging Face folder; of Load() alone.
   DType compute_dtype = DType::kBf16;  // kF32 or kBf16: what activations round to in a GEMM.
   DType kv_dtype = DType::kBf16;       // kF32 or kBf16
-  int32_t kv_blocks = 0;               // > 0
+  int32_t kv_blocks = 0;               // > 0; each of the layers of one group of kv::KvGroups.
   int32_t max_step_rows = 0;           // > 0: rows of one step; sizes every buffer at load.
   int32_t max_step_logits = 0;         // > 0: logits rows of one step.
   int32_t threads = 0;                 // 0: as many as this process may use.
@@ -49,11 +49,14 @@ struct RunnerOptions {
 
 // The rows one sequence contributes to a step: a chunk of its prompt, or one generated token.
 struct SequenceRows {
-  std::span<const TokenId> tokens;      // Not empty; every id in [0, vocab_size).
-  int32_t start = 0;                    // Position of tokens[0]. KV of [0, start) is in `blocks`.
-  std::span<const kv::BlockId> blocks;  // Hold at least start + tokens.size() tokens.
-  int32_t logits_rows = 0;              // Logits wanted for this many last rows; 0..tokens.size().
-  bool decode = false;                  // Phase: a generated token's row (true) or prompt.
+  std::span<const TokenId> tokens;  // Not empty; every id in [0, vocab_size).
+  int32_t start = 0;                // Position of tokens[0]. KV of [0, start) is in `blocks`.
+  // [groups][n]: for each group of layers of the KV layout a table of n >= start + tokens.size()
+  // tokens' blocks. Those of a group before what its layers attend to from `start` on are not
+  // looked at.
+  std::span<const kv::BlockId> blocks;
+  int32_t logits_rows = 0;  // Logits wanted for this many last rows; 0..tokens.size().
+  bool decode = false;      // Phase: a generated token's row (true) or prompt.
   // How its decode row may be remapped; null: never. Outlives the step.
   const moe::Policy* policy = nullptr;
 };

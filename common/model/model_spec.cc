@@ -158,17 +158,19 @@ bool ModelSpec::has_moe() const {
 }
 
 kv::KvLayout KvLayoutOf(const ModelSpec& spec, DType kv_dtype) {
-  if (!spec.has_latents()) {
-    return {.layers = spec.layers,
-            .kv_heads = spec.kv_heads,
-            .head_dim = spec.head_dim,
-            .dtype = kv_dtype};
+  std::vector<kv::Reach> reaches;
+  for (const LayerAttention& layer : spec.attention) reaches.push_back(layer.reach());
+  kv::KvLayout layout{.layers = spec.layers,
+                      .kv_heads = spec.kv_heads,
+                      .head_dim = spec.head_dim,
+                      .dtype = kv_dtype};
+  if (!reaches.empty()) layout.groups = kv::KvGroups(reaches);
+  if (spec.has_latents()) {
+    layout.kind = kv::KvKind::kLatent;
+    layout.kv_heads = 1;
+    layout.head_dim = spec.kv_lora_rank + spec.qk_rope_head_dim;
   }
-  return {.kind = kv::KvKind::kLatent,
-          .layers = spec.layers,
-          .kv_heads = 1,
-          .head_dim = spec.kv_lora_rank + spec.qk_rope_head_dim,
-          .dtype = kv_dtype};
+  return layout;
 }
 
 moe::ModelFacts FactsOf(const ModelSpec& spec, std::string_view name) {

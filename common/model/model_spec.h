@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -33,12 +32,7 @@ struct LayerAttention {
   int32_t window = 0;  // The last so many tokens, the row's own among them; 0: all.
   int32_t chunk = 0;   // Those in the same chunk of so many tokens; 0: all.
 
-  // The first token that a row at `position` attends to.
-  int32_t FirstFor(int32_t position) const {
-    const int32_t in_window = window > 0 ? position - window + 1 : 0;
-    const int32_t in_chunk = chunk > 0 ? position / chunk * chunk : 0;
-    return std::max({0, in_window, in_chunk});
-  }
+  kv::Reach reach() const { return {window, chunk}; }
 };
 
 // What a forward pass needs to know of a model, whichever family spells it how.
@@ -111,7 +105,7 @@ struct ModelSpec {
   bool has_latents() const { return kv_lora_rank > 0; }
 };
 
-// Of the KV cache of a node that holds all of the model.
+// Of the KV cache of a node that holds all of the model: layers of equal reach in groups.
 kv::KvLayout KvLayoutOf(const ModelSpec& spec, DType kv_dtype);
 
 // What presets of expert policies are picked by. `name` is the model's or its folder's. The result

@@ -33,7 +33,8 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddBytes("kv-memory", &config.kv_memory_bytes, {1 << 20},
                  "memory for the KV cache; never less than one context needs");
   flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},
-               "blocks of the KV cache; 0 derives them from kv-memory");
+               "blocks of the KV cache, each 16 tokens of a group of layers; 0 derives them from "
+               "kv-memory");
   flags.AddInt("step-rows", &config.step_rows, {1, 65536},
                "most tokens a step computes: the size of a prompt's chunks");
   flags.AddString(

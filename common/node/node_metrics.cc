@@ -77,7 +77,7 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       finished_{Finished(registry, model, "stop"), Finished(registry, model, "length"),
                 Finished(registry, model, "abort"), Finished(registry, model, "error"),
                 Finished(registry, model, "handoff")} {
-  registry.AddGauge("lynx_kv_block_tokens", "Tokens in a KV block.").Set(kv::kBlockTokens);
+  registry.AddGauge("lynx_kv_block_tokens", "Tokens in a KV block, of one group of layers.").Set(kv::kBlockTokens);
   SetState(proto::NODE_STATE_LOADING);
 }
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,11 +25,21 @@ namespace {
 
 // Blocks that the configured memory holds, but at least one whole context: a node that cannot
 // serve the longest request its model allows is of little use.
-int32_t KvBlocks(const NodeConfig& config, const model::ModelSpec& spec, DType kv_dtype) {
+int32_t KvBlocks(const NodeConfig& config, const kv::KvLayout& layout, int32_t max_positions,
+                 int32_t step_rows) {
   if (config.kv_blocks > 0) return config.kv_blocks;
-  const int64_t fit = config.kv_memory_bytes / model::KvLayoutOf(spec, kv_dtype).BlockBytes();
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(fit, kv::BlocksFor(spec.max_positions) + 1, 1 << 24));
+  const int64_t fit = config.kv_memory_bytes / layout.BlockBytes();
+  const int64_t context = layout.groups.MostBlocks(max_positions, step_rows);
+  return static_cast<int32_t>(std::clamp<int64_t>(fit, context + layout.groups.count(), 1 << 24));
+}
+
+// By window and chunk.
+std::map<std::pair<int32_t, int32_t>, int32_t> CountGroups(const kv::KvGroups& groups) {
+  std::map<std::pair<int32_t, int32_t>, int32_t> counts;
+  for (int32_t g = 0; g < groups.count(); ++g) {
+    ++counts[{groups.reach(g).window, groups.reach(g).chunk}];
+  }
+  return counts;
 }
 
 // Confines the process as --cpus says; the CPUs that compute threads are pinned to.
@@ -117,11 +128,13 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
   const DType compute = DTypeNamed(config_.compute_dtype).value();
   const DType kv_dtype =
       config_.kv_dtype == "auto" ? compute : DTypeNamed(config_.kv_dtype).value();
+  const kv::KvLayout layout = model::KvLayoutOf(spec, kv_dtype);
+  const int32_t kv_blocks = KvBlocks(config_, layout, spec.max_positions, step_rows);
   LYNX_ASSIGN_OR_RETURN(auto runner,
                         model::ModelRunner::Load({.model_dir = config_.model,
                                                   .compute_dtype = compute,
                                                   .kv_dtype = kv_dtype,
-                                                  .kv_blocks = KvBlocks(config_, spec, kv_dtype),
+                                                  .kv_blocks = kv_blocks,
                                                   .max_step_rows = step_rows,
                                                   .max_step_logits = step_logits,
                                                   .threads = config_.threads,
@@ -146,12 +159,22 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
                  {"top_k", absl::StrCat(spec.experts_per_token)},
                  {"dtype", std::string(Name(compute))}})
       .Set(1);
+  for (const auto& [reach, groups] : CountGroups(layout.groups)) {
+    registry_
+        .AddGauge("lynx_kv_groups",
+                  "Groups of layers with KV blocks of their own, by what their rows attend to; 0: "
+                  "all.",
+                  {{"window", absl::StrCat(reach.first)}, {"chunk", absl::StrCat(reach.second)}})
+        .Set(groups);
+  }
   telemetry::LogInfo(
       "model loaded",
       {{"model", model_name_},
        {"numeric_class", runner->numeric_class()},
        {"compatibility_hash", runner->compatibility_hash()},
        {"kv_blocks", absl::StrCat(runner->kv().blocks())},
+       {"kv_block_bytes", absl::StrCat(layout.BlockBytes())},
+       {"kv_groups", absl::StrCat(layout.groups.count())},
        {"seconds", absl::StrCat(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_))}});
   return std::make_unique<engine::Engine>(std::move(runner),
                                           engine::EngineOptions{.vocab_size = spec.vocab_size,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@ namespace {
 
 // Bounds that no real model reaches; they keep the products below far from overflow.
 constexpr int32_t kMaxDimension = 1 << 16;
+constexpr size_t kMaxReachText = 200;
 
 int64_t ElementBytes(const std::string& dtype) {
   if (dtype == Name(DType::kF32)) return 4;
@@ -39,6 +41,11 @@ absl::Status CheckDescriptor(const proto::LayoutDescriptor& d, const char* whose
   if (d.head_end() <= d.head_begin() || d.head_end() > d.kv_heads_total()) {
     return bad("head_end", d.head_end());
   }
+  if (d.reach_size() != 0 && d.reach_size() != d.layers()) return bad("reaches", d.reach_size());
+  for (const proto::LayerReach& reach : d.reach()) {
+    if (reach.window() < 0) return bad("a window", reach.window());
+    if (reach.chunk() < 0) return bad("a chunk", reach.chunk());
+  }
   if (ElementBytes(d.dtype()) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the ", whose, "'s layout has dtype = ", d.dtype().substr(0, 32)));
@@ -51,6 +58,33 @@ std::string Describe(const proto::LayoutDescriptor& d) {
     return absl::StrCat("latents of ", d.head_dim());
   }
   return absl::StrCat("K and V of ", d.kv_heads_total(), " heads of ", d.head_dim());
+}
+
+kv::Reach ReachOf(const proto::LayoutDescriptor& d, int32_t layer) {
+  if (d.reach_size() == 0) return {};
+  return {d.reach(layer).window(), d.reach(layer).chunk()};
+}
+
+std::string Describe(const kv::Reach& reach) {
+  if (!reach.bounded()) return "all tokens";
+  std::string text;
+  if (reach.window > 0) absl::StrAppend(&text, "a window of ", reach.window);
+  if (reach.chunk > 0)
+    absl::StrAppend(&text, text.empty() ? "" : " in ", "chunks of ", reach.chunk);
+  return text;
+}
+
+// "12 layers keep a window of 128, 12 all tokens".
+std::string DescribeReaches(const proto::LayoutDescriptor& d) {
+  std::map<std::string, int32_t> layers;
+  for (int32_t layer = 0; layer < d.layers(); ++layer) ++layers[Describe(ReachOf(d, layer))];
+  std::string text;
+  for (const auto& [reach, count] : layers) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", count, text.empty() ? " layers keep " : " ",
+                    reach);
+    if (text.size() > kMaxReachText) return text + ", ...";
+  }
+  return text;
 }
 
 // Bytes of the K or the V half (latents: the whole) of one block in one layer for `heads` heads.
@@ -74,6 +108,12 @@ proto::LayoutDescriptor DescribeLayout(const kv::KvLayout& layout, int32_t kv_he
   d.set_tp_rank(tp_rank);
   d.set_head_begin(head_begin);
   d.set_head_end(head_begin + layout.kv_heads);
+  for (int32_t layer = 0; layer < layout.groups.layers(); ++layer) {
+    const kv::Reach& reach = layout.groups.reach(layout.groups.group_of(layer));
+    proto::LayerReach& entry = *d.add_reach();
+    entry.set_window(reach.window);
+    entry.set_chunk(reach.chunk);
+  }
   return d;
 }
 
@@ -94,6 +134,14 @@ absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
   if (from.dtype() != to.dtype()) return differ("dtype", from.dtype(), to.dtype());
   if (from.block_tokens() != to.block_tokens()) {
     return differ("block_tokens", from.block_tokens(), to.block_tokens());
+  }
+  for (int32_t layer = 0; layer < from.layers(); ++layer) {
+    const kv::Reach a = ReachOf(from, layer);
+    const kv::Reach b = ReachOf(to, layer);
+    if (a == b) continue;
+    return differ("what layers keep",
+                  absl::StrCat(Describe(a), " in layer ", layer, " (", DescribeReaches(from), ")"),
+                  absl::StrCat(Describe(b), " (", DescribeReaches(to), ")"));
   }
   if (from.tp_size() != to.tp_size()) return differ("tp_size", from.tp_size(), to.tp_size());
   if (from.head_begin() != to.head_begin() || from.head_end() != to.head_end()) {

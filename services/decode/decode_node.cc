@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/node/group_status.h"
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
@@ -12,6 +13,15 @@
 namespace lynx::decode {
 
 using node::NodeMetrics;
+
+namespace {
+
+DecodeScheduler::Options WithGroups(DecodeScheduler::Options options, engine::Engine& engine) {
+  options.groups = engine.pool().groups();
+  return options;
+}
+
+}  // namespace
 
 DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, QualityWatch& quality,
                        engine::Engine& engine, node::StepExecutor& executor, EventLoop& loop,
@@ -24,7 +34,7 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, Quality
       moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
-      scheduler_(options.scheduler),
+      scheduler_(WithGroups(options.scheduler, engine)),
       step_time_(options.scheduler.max_batch),
       policy_(policy),
       quality_(quality) {}
@@ -58,6 +68,7 @@ proto::NodeStatus DecodeNode::Status() {
   status.set_experts(engine_.runner().spec().experts);
   status.set_experts_per_token(engine_.runner().spec().experts_per_token);
   status.set_kv_blocks_total(engine_.pool().capacity_blocks());
+  node::DescribeGroups(engine_.pool().groups(), options_.scheduler.step_rows, status);
   status.set_kv_blocks_free(
       std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
   status.set_running_sequences(static_cast<int32_t>(streams_.size()));
@@ -106,13 +117,14 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
   // What the sequence may grow to must fit alone, or it could never finish. The last token is
   // sampled but its KV is never written.
   const int32_t capacity = engine_.pool().capacity_blocks();
-  if (kv::BlocksFor(total - 1) > capacity) {
+  if (MostBlocks(total) > capacity) {
     return Refuse(router, id, Refused::REASON_TOO_LARGE,
-                  absl::StrCat(total, " tokens need ", kv::BlocksFor(total - 1),
+                  absl::StrCat(total, " tokens need ", MostBlocks(total),
                                " KV blocks, this node has ", capacity));
   }
-  const int64_t blocks =
+  const int64_t end_block =
       std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
+  const int64_t blocks = engine_.pool().groups().BlocksHeld(request.prompt_tokens(), end_block);
   const auto sequences = static_cast<int32_t>(streams_.size() + grants_.size());
   if (sequences >= options_.max_sequences) {
     return Refuse(router, id, Refused::REASON_BUSY,
@@ -124,7 +136,8 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
         absl::StrCat(blocks, " KV blocks asked, ", engine_.pool().free_blocks(), " free, of which ",
                      scheduler_.headroom_blocks(), " are kept for running sequences"));
   }
-  auto lease = engine_.pool().Acquire(blocks);
+  auto lease = kv::BlockTable::Acquire(engine_.pool(), request.prompt_tokens(),
+                                       end_block * kv::kBlockTokens);
   LYNX_CHECK(lease.ok());  // This loop is the only taker, and it has just looked.
   const absl::Duration lease_time =
       std::min(absl::Milliseconds(request.lease_ms()), options_.max_lease);
@@ -180,7 +193,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   // outgrow the pool would wait for blocks for ever, and those behind it too.
   const int64_t most = std::min(int64_t{prompt_tokens} + adopted.body.sampling().max_new_tokens(),
                                 int64_t{options_.max_context_tokens});
-  if (status.ok() && kv::BlocksFor(most - 1) > engine_.pool().capacity_blocks()) {
+  if (status.ok() && MostBlocks(most) > engine_.pool().capacity_blocks()) {
     status = absl::InvalidArgumentError(
         absl::StrCat("handed off to grow to ", most, " tokens, this node has ",
                      engine_.pool().capacity_blocks(), " KV blocks"));
@@ -197,10 +210,10 @@ void DecodeNode::OnAdopt(Adopted adopted) {
     UpdateGauges();
     return;
   }
-  const auto blocks = static_cast<int32_t>(adopted.lease.blocks().size());
+  const int32_t end_block = adopted.lease.end_block();
   (*sequence)->AdoptKv(std::move(adopted.lease), prompt_tokens);
   metrics_.prompt_tokens_transferred.Increment(prompt_tokens);
-  scheduler_.Add(id, prompt_tokens + 1, blocks);
+  scheduler_.Add(id, prompt_tokens + 1, end_block);
   Stream& stream = streams_[id];
   stream.router = adopted.router;
   stream.adopted = loop_.Now();
@@ -270,12 +283,7 @@ void DecodeNode::MaybeStep() {
     streams_.at(id).sequence->Preempt();
     metrics_.preemptions.Increment();
   }
-  for (const auto& [id, more] : step.grow) {
-    engine::Sequence& sequence = *streams_.at(id).sequence;
-    const absl::Status grown =
-        sequence.EnsureBlocks(engine_.pool(), static_cast<int64_t>(sequence.tokens().size()));
-    LYNX_CHECK_MSG(grown.ok(), std::string(grown.message()));  // The plan counted the free ones.
-  }
+  for (const DecodeScheduler::Work& work : step.work) MakeRoom(work);
   UpdateGauges();
   if (step.work.empty()) return;
   step_ids_.clear();
@@ -299,6 +307,24 @@ void DecodeNode::MaybeStep() {
   step_began_ = loop_.Now();
   executor_.Run([this] { step_status_ = engine_.Step(items_, nullptr, shadow_); },
                 [this] { OnStepDone(); });
+}
+
+// Leases what the plan has counted as free.
+void DecodeNode::MakeRoom(const DecodeScheduler::Work& work) {
+  engine::Sequence& sequence = *streams_.at(work.id).sequence;
+  absl::Status status;
+  if (work.recompute && work.start == 0) {
+    status = sequence.ReserveBlocks(engine_.pool(), static_cast<int64_t>(sequence.tokens().size()),
+                                    options_.scheduler.step_rows);
+  }
+  if (status.ok()) {
+    status = sequence.EnsureBlocks(engine_.pool(), int64_t{work.start} + work.rows);
+  }
+  LYNX_CHECK_MSG(status.ok(), std::string(status.message()));
+}
+
+int64_t DecodeNode::MostBlocks(int64_t tokens) const {
+  return engine_.pool().groups().MostBlocks(tokens - 1, options_.scheduler.step_rows);
 }
 
 void DecodeNode::OnStepDone() {

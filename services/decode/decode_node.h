@@ -35,8 +35,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
     Incarnation incarnation = 0;
     std::string model_name;
     int32_t max_context_tokens = 0;
-    int32_t max_sequences = 512;  // Granted and running together.
-    DecodeScheduler::Options scheduler;
+    int32_t max_sequences = 512;                   // Granted and running together.
+    DecodeScheduler::Options scheduler;            // Its groups are the engine's.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
   };
@@ -80,7 +80,11 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
               const std::string& message);
   void Cancel(SequenceId id, Incarnation router);
   void MaybeStep();
+  void MakeRoom(const DecodeScheduler::Work& work);
   void OnStepDone();
+  // The most that a sequence of so many tokens in the end, the last sampled and not computed, ever
+  // holds.
+  int64_t MostBlocks(int64_t tokens) const;
   void SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal);
   void SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
                    int64_t output_tokens);

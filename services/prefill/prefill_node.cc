@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/model/model_spec.h"
+#include "common/node/group_status.h"
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
@@ -67,6 +68,7 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_experts_per_token(engine_.runner().spec().experts_per_token);
   status.set_kv_blocks_total(engine_.pool().capacity_blocks());
   status.set_kv_blocks_free(engine_.pool().free_blocks());
+  node::DescribeGroups(engine_.pool().groups(), options_.scheduler.step_rows, status);
   status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - scheduler_.waiting());
   status.set_waiting_sequences(scheduler_.waiting());
   status.set_queued_prompt_tokens(scheduler_.queued_tokens());
@@ -119,10 +121,11 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
                   absl::StrCat("a grant of ", request.grant().blocks(), " blocks, ", held,
                                " tokens held, does not take ", tokens, " prompt tokens"));
   }
-  if (kv::BlocksFor(tokens) > engine_.pool().capacity_blocks()) {
+  const int64_t blocks = engine_.pool().groups().MostBlocks(tokens, options_.scheduler.step_rows);
+  if (blocks > engine_.pool().capacity_blocks()) {
     return Refuse(router, id, Refused::REASON_TOO_LARGE,
-                  absl::StrCat(tokens, " prompt tokens need ", kv::BlocksFor(tokens),
-                               " KV blocks, this node has ", engine_.pool().capacity_blocks()));
+                  absl::StrCat(tokens, " prompt tokens need ", blocks, " KV blocks, this node has ",
+                               engine_.pool().capacity_blocks()));
   }
   const absl::Status queued =
       scheduler_.Add(id, tokens, /*all_logits=*/request.sampling().prompt_logprobs());
@@ -159,12 +162,14 @@ void PrefillNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reas
   control_.Send(router, std::move(envelope));
 }
 
-// Leases the prompt's blocks and opens its hand-off. False: no room yet. Called while the scheduler
-// plans, so a hand-off that cannot be opened is only noted; MaybeStep ends the job.
+// Leases the blocks that the prompt takes at its height and opens its hand-off. False: no room yet.
+// Called while the scheduler plans, so a hand-off that cannot be opened is only noted; MaybeStep
+// ends the job.
 bool PrefillNode::StartJob(SequenceId id) {
   Job& job = jobs_.at(id);
-  const absl::Status leased = job.sequence->EnsureBlocks(
-      engine_.pool(), static_cast<int64_t>(job.sequence->prompt().size()));
+  const absl::Status leased = job.sequence->ReserveBlocks(
+      engine_.pool(), static_cast<int64_t>(job.sequence->prompt().size()),
+      options_.scheduler.step_rows);
   if (!leased.ok()) return false;
   metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.arrived));
   auto handoff = sender_.Begin(job.grant, job.deadline, [this, id](const absl::Status& status) {
@@ -199,6 +204,9 @@ void PrefillNode::MaybeStep() {
   for (const PrefillScheduler::Chunk& chunk : chunks_) {
     Job& job = jobs_.at(chunk.id);
     job.in_step = true;
+    const absl::Status room =
+        job.sequence->EnsureBlocks(engine_.pool(), int64_t{chunk.start} + chunk.rows);
+    LYNX_CHECK_MSG(room.ok(), std::string(room.message()));  // It was reserved.
     items_.push_back({job.sequence.get(), chunk.rows});
   }
   stepping_ = true;
@@ -211,21 +219,26 @@ void PrefillNode::OnLayerDone(int32_t layer, std::span<const engine::WorkItem>) 
 }
 
 // A chunk's full blocks go out as soon as a layer of it is done; the block it leaves half full goes
-// with the chunk that fills it, or with the last one.
+// with the chunk that fills it, or with the last one. What no row behind the prompt attends to
+// stays here; nothing else is given back while the prompt is computed.
 void PrefillNode::PushLayer(int32_t layer) {
+  const kv::KvGroups& groups = engine_.pool().groups();
+  const int32_t group = groups.group_of(layer);
   for (const PrefillScheduler::Chunk& chunk : chunks_) {
     Job& job = jobs_.at(chunk.id);
     if (job.ended || !job.handoff_open) continue;
     const int32_t end = chunk.start + chunk.rows;
+    const auto prompt_tokens = static_cast<int32_t>(job.sequence->prompt().size());
     const int32_t first =
-        std::max(chunk.start / kv::kBlockTokens, job.grant.held_prefix_tokens() / kv::kBlockTokens);
+        std::max({chunk.start / kv::kBlockTokens, job.grant.held_prefix_tokens() / kv::kBlockTokens,
+                  groups.FirstBlock(group, prompt_tokens)});
     const int32_t past =
         chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens;
     if (past <= first) continue;
     const absl::Status pushed =
         sender_.Push(job.handoff, layer, first,
-                     job.sequence->blocks().subspan(static_cast<size_t>(first),
-                                                    static_cast<size_t>(past - first)));
+                     job.sequence->blocks().group(group).subspan(
+                         static_cast<size_t>(first), static_cast<size_t>(past - first)));
     // NotFound: the hand-off has just ended, and its Done says why.
     if (!pushed.ok() && !absl::IsNotFound(pushed)) Fail(job, pushed);
   }
@@ -268,6 +281,7 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   }
   if (!result.has_token) return;
   metrics_.output_tokens.Increment();
+  job.sequence->ReleaseUnneeded();  // The hand-off reads the rest.
   const bool stopped = job.sequence->finish_reason() == engine::FinishReason::kStop;
   const proto::Token token = node::TokenToWire(result.token);
   proto::Envelope envelope;

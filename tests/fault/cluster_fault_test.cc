@@ -27,10 +27,10 @@ using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
 using ::lynx::testing::TransferFault;
 
-std::vector<TokenId> Prompt(uint32_t seed, size_t length) {
+std::vector<TokenId> Prompt(uint32_t seed, size_t length, uint32_t vocabulary = 4093) {
   std::mt19937 rng(seed);
   std::vector<TokenId> prompt;
-  for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<TokenId>(rng() % 4093));
+  for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<TokenId>(rng() % vocabulary));
   return prompt;
 }
 
@@ -141,17 +141,19 @@ TEST(ClusterFaultTest, ALateWriteDoesNotReachTheBlocksNextOwner) {
 }
 
 // NODE-1: random deaths and returns under load. A failure prints the seed.
-void KillAndReturn(uint32_t seed) {
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabulary) {
+  SCOPED_TRACE(::testing::Message() << "seed " << seed << " " << model_dir);
   std::mt19937 rng(seed);
-  const SimCluster::Options options = {.prefill = 2, .decode = 2, .kv_blocks = 64, .step_rows = 48};
+  const SimCluster::Options options = {
+      .prefill = 2, .decode = 2, .kv_blocks = 64, .step_rows = 48, .model_dir = model_dir};
   SimCluster cluster(options);
   Oracle oracle(options);
   const std::vector<std::string> names = {"prefill-0", "prefill-1", "decode-0", "decode-1"};
   std::vector<std::unique_ptr<RecordingSink>> sinks;
   std::vector<std::vector<TokenId>> prompts;
   const auto submit = [&] {
-    prompts.push_back(Prompt(seed * 1000 + static_cast<uint32_t>(prompts.size()), 1 + rng() % 90));
+    prompts.push_back(
+        Prompt(seed * 1000 + static_cast<uint32_t>(prompts.size()), 1 + rng() % 90, vocabulary));
     sinks.push_back(std::make_unique<RecordingSink>());
     auto started = cluster.service().Start(
         {.prompt = prompts.back(), .sampling = PlainSampling(16)}, *sinks.back());
@@ -187,7 +189,7 @@ void KillAndReturn(uint32_t seed) {
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Minutes(2)));
   for (int i = 0; i < 4; ++i) {
     RecordingSink sink;
-    const auto prompt = Prompt(seed + 77, 40);
+    const auto prompt = Prompt(seed + 77, 40, vocabulary);
     cluster.Submit(prompt, PlainSampling(8), sink);
     ASSERT_TRUE(cluster.RunUntil([&] { return sink.ended; }));
     EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
@@ -224,7 +226,10 @@ TEST(ClusterFaultTest, AGrantWhoseCancelWasLostReturnsItsBlocks) {
 
 TEST(ClusterFaultTest, NodesThatDieAndReturnCostErrorsAtMost) {
   const uint32_t seeds = testing::ForTestSize(1u, 3u, 60u);
-  for (uint32_t seed = 1; seed <= seeds; ++seed) KillAndReturn(seed);
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
+    KillAndReturn(seed, "models/lynx-tiny-moe", 4093);
+    KillAndReturn(seed, "tests/golden/variants/gpt-oss", 97);
+  }
 }
 
 }  // namespace

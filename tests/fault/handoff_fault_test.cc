@@ -4,6 +4,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -27,13 +28,13 @@ class HandoffFaultTest : public ::testing::Test {
   void StartDecode(int32_t blocks = 16, Incarnation incarnation = 0xd0,
                    const decode::KvReceiver::Options& options = {}) {
     decode_.reset();
-    decode_ = std::make_unique<DecodeNode>(TestIdentity(incarnation), Engine("decode"), loop_,
-                                           blocks, options);
+    decode_ = std::make_unique<DecodeNode>(TestIdentity(incarnation, layout_), Engine("decode"),
+                                           loop_, blocks, options, layout_);
   }
   void StartPrefill(int32_t blocks = 64, Incarnation incarnation = 0x9e,
                     const prefill::KvSender::Options& options = {}) {
-    prefill_ = std::make_unique<PrefillNode>(TestIdentity(incarnation), Engine("prefill"), loop_,
-                                             blocks, options);
+    prefill_ = std::make_unique<PrefillNode>(TestIdentity(incarnation, layout_), Engine("prefill"),
+                                             loop_, blocks, options, layout_);
   }
   proto::GrantInfo Reserve(uint64_t sequence, int32_t prompt = kPrompt,
                            absl::Duration lease = absl::Seconds(30)) {
@@ -56,7 +57,7 @@ class HandoffFaultTest : public ::testing::Test {
     EXPECT_EQ(decode_->receiver->quarantined_bytes(), 0u);
     int64_t adopted = 0;
     for (const auto& [sequence, one] : decode_->adopted) {
-      adopted += static_cast<int64_t>(one.lease.blocks().size());
+      adopted += one.lease.held_blocks();
     }
     EXPECT_EQ(decode_->pool.free_blocks() + adopted, decode_->pool.capacity_blocks());
   }
@@ -69,6 +70,7 @@ class HandoffFaultTest : public ::testing::Test {
         });
   }
 
+  kv::KvLayout layout_ = kTestLayout;
   ManualClock clock_;
   SimEventLoop loop_{clock_};
   transfer::LoopbackFabric fabric_;
@@ -105,6 +107,94 @@ TEST_F(HandoffFaultTest, LatentsArriveWhole) {
   ASSERT_TRUE(decode_->adopted.contains(1));
   EXPECT_TRUE(decode_->HoldsKv(1));
   ExpectAllReturned();
+}
+
+const kv::KvLayout& Windows() {
+  static const kv::KvLayout layout = {
+      .layers = 3,
+      .kv_heads = 2,
+      .head_dim = 8,
+      .dtype = DType::kF32,
+      .groups = kv::KvGroups(std::vector<kv::Reach>{{}, {.window = 20}, {.chunk = 16}})};
+  return layout;
+}
+
+TEST_F(HandoffFaultTest, OfWindowsOnlyWhatDecodeNeedsIsSent) {
+  layout_ = Windows();
+  StartDecode();
+  StartPrefill();
+  // 40 tokens: all 3 blocks of the first layer, of the window tokens 21 on, of the chunk 32 on. 48
+  // tokens: the next token begins a chunk. Of the second grant the first layer's prefix is there.
+  const int64_t block = Windows().BlockLayerBytes();
+  int64_t sent = 0;
+  prefill_->faults->set_script([&](int, const proto::TransferHeader& header) {
+    sent += header.kv_push().checksums_size() * block;
+    return TransferFault();
+  });
+  const auto expect_sent = [&](uint64_t sequence, int32_t prompt, int32_t held, int64_t blocks) {
+    sent = 0;
+    auto grant = decode_->Reserve(sequence, prompt, absl::Seconds(30), held);
+    ASSERT_THAT(grant, IsOk());
+    prefill_->Start(sequence, prompt, *grant);
+    loop_.RunDue();
+    EXPECT_THAT(Result(sequence), IsOk());
+    ASSERT_TRUE(decode_->adopted.contains(sequence));
+    EXPECT_TRUE(decode_->HoldsKv(sequence, held / kv::kBlockTokens));
+    EXPECT_EQ(decode_->adopted.at(sequence).lease.held_blocks(),
+              Windows().groups.BlocksHeld(prompt, kv::BlocksFor(prompt)));
+    EXPECT_EQ(sent, blocks * block) << prompt << " tokens, " << held << " held";
+    ExpectAllReturned();
+    decode_->adopted.clear();
+  };
+  expect_sent(1, 40, 0, 3 + 2 + 1);
+  expect_sent(2, 48, 0, 3 + 2 + 0);
+  expect_sent(3, 40, 32, 1 + 1 + 1);
+  expect_sent(4, 5, 0, 3);
+  EXPECT_EQ(decode_->pool.free_blocks(), 16);
+}
+
+TEST_F(HandoffFaultTest, OfWindowsALostBlockIsARetryUnderANewGrant) {
+  layout_ = Windows();
+  StartDecode();
+  StartPrefill();
+  Inject(proto::TransferHeader::kKvPush, 1, {TransferFault::kLose});
+  prefill_->Start(1, kPrompt, Reserve(1));
+  loop_.Advance(absl::Seconds(5));
+  EXPECT_THAT(Result(1), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_FALSE(decode_->adopted.contains(1));
+  ExpectAllReturned();
+  decode_->failed.clear();
+  prefill_->faults->set_script(nullptr);
+  prefill_->Start(1, kPrompt, Reserve(1));
+  loop_.RunDue();
+  EXPECT_THAT(Result(1), IsOk());
+  EXPECT_TRUE(decode_->HoldsKv(1));
+  ExpectAllReturned();
+}
+
+TEST_F(HandoffFaultTest, APushOfWhatWindowsHavePassedIsRefused) {
+  layout_ = Windows();
+  StartDecode();
+  StartPrefill();
+  ASSERT_THAT(prefill_->Begin(1, kPrompt, Reserve(1)), IsOk());
+  const auto& job = prefill_->jobs.at(1);
+  ASSERT_THAT(prefill_->sender->Push(job.handoff, 1, 0, job.lease.group(1)), IsOk());
+  loop_.RunDue();
+  EXPECT_THAT(decode_->failed.at(1), StatusIs(absl::StatusCode::kInvalidArgument));
+  ASSERT_TRUE(prefill_->jobs.at(1).result.has_value());
+  ExpectAllReturned();
+}
+
+// One side keeps windows, the other the whole context: refused at the handshake, for every request.
+TEST_F(HandoffFaultTest, OtherWindowsAreRefusedNamingBoth) {
+  StartDecode();
+  layout_ = Windows();
+  StartPrefill();
+  prefill_->Start(1, kPrompt, Reserve(1));
+  loop_.RunDue();
+  EXPECT_THAT(Result(1), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  AllOf(HasSubstr("sender has a window of 20 in layer 1"),
+                                        HasSubstr("receiver has all tokens"))));
 }
 
 TEST_F(HandoffFaultTest, AHeldPrefixIsNotSent) {
@@ -564,8 +654,10 @@ TEST_F(HandoffFaultTest, RandomFaultsNeverBreakTheContract) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 rng(seed);
     prefill_.reset();
-    StartDecode(/*blocks=*/24, 0xd0 + seed, {.credit_bytes = 1 << 16});
-    StartPrefill(/*blocks=*/24, 0x9e + seed, {.max_message_bytes = 8 << 10});
+    layout_ = seed % 2 == 0 ? Windows() : kTestLayout;
+    const int32_t groups = layout_.groups.count();
+    StartDecode(/*blocks=*/24 * groups, 0xd0 + seed, {.credit_bytes = 1 << 16});
+    StartPrefill(/*blocks=*/24 * groups, 0x9e + seed, {.max_message_bytes = 8 << 10});
     const auto script = [&rng](int, const proto::TransferHeader& header) {
       TransferFault fault;
       switch (rng() % 60) {
@@ -604,7 +696,7 @@ TEST_F(HandoffFaultTest, RandomFaultsNeverBreakTheContract) {
     for (uint64_t i = 1; i <= 40; ++i) {
       const int32_t prompt = static_cast<int32_t>(1 + rng() % 100);
       auto grant = decode_->Reserve(i, prompt, absl::Seconds(4));
-      if (grant.ok() && prefill_->pool.free_blocks() >= kv::BlocksFor(prompt)) {
+      if (grant.ok() && prefill_->pool.free_blocks() >= kv::BlocksFor(prompt) * groups) {
         prefill_->Start(i, prompt, *grant, absl::Milliseconds(500 + rng() % 4000));
       } else if (grant.ok()) {
         decode_->receiver->Cancel(i);

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/kv/block_pool.h"
@@ -37,7 +39,8 @@ using ::lynx::testing::LoadGoldenFixture;
 
 constexpr char kDemoFixture[] = "tests/golden/lynx-tiny-moe";
 
-constexpr int kKvBlocks = 64;
+constexpr int kKvBlocks = 64;  // Of each group of layers.
+constexpr int kMostGroups = 5;
 constexpr int kMaxRows = 512;
 
 // bf16: GEMM inputs and KV round to 8 significant bits, 2^-9 relative each. About 40 such roundings
@@ -51,7 +54,7 @@ std::unique_ptr<ModelRunner> LoadTiny(DType dtype, int32_t threads = 0,
   auto runner = ModelRunner::Load({.model_dir = model_dir,
                                    .compute_dtype = dtype,
                                    .kv_dtype = dtype,
-                                   .kv_blocks = kKvBlocks,
+                                   .kv_blocks = kKvBlocks * kMostGroups,
                                    .max_step_rows = kMaxRows,
                                    .max_step_logits = kMaxRows,
                                    .threads = threads,
@@ -60,9 +63,12 @@ std::unique_ptr<ModelRunner> LoadTiny(DType dtype, int32_t threads = 0,
   return *std::move(runner);
 }
 
-std::vector<kv::BlockId> Blocks(int32_t first, int32_t count) {
-  std::vector<kv::BlockId> blocks(static_cast<size_t>(count));
-  std::iota(blocks.begin(), blocks.end(), first);
+// Tables of all groups of layers, which share no block.
+std::vector<kv::BlockId> Blocks(ModelRunner& runner, int32_t first, int32_t count) {
+  const int32_t groups = runner.kv().layout().groups.count();
+  EXPECT_LE(groups, kMostGroups);
+  std::vector<kv::BlockId> blocks(static_cast<size_t>(groups * count));
+  std::iota(blocks.begin(), blocks.end(), first * groups);
   return blocks;
 }
 
@@ -78,7 +84,7 @@ struct Comparison {
 // Runs each prompt in one step and compares all logits.
 Comparison CompareLogits(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts) {
   const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
-  const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
+  const std::vector<kv::BlockId> blocks = Blocks(runner, 0, kKvBlocks);
   Comparison result;
   for (const GoldenPrompt& prompt : prompts) {
     const SequenceRows rows{.tokens = prompt.tokens,
@@ -119,7 +125,7 @@ Comparison CompareLogits(ModelRunner& runner, const std::vector<GoldenPrompt>& p
 // Continues each prompt greedily as long as our token equals the fixture's; where it does not, the
 // fixture's two best must be closer than `bound`. Returns how many continuations parted so.
 int64_t CompareGreedy(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts, double bound) {
-  const std::vector<kv::BlockId> blocks = Blocks(0, kKvBlocks);
+  const std::vector<kv::BlockId> blocks = Blocks(runner, 0, kKvBlocks);
   int64_t compared = 0;
   int64_t parted = 0;
   for (const GoldenPrompt& prompt : prompts) {
@@ -199,6 +205,8 @@ struct Schedule {
   int32_t chunk = 0;
   bool decode = false;
   int32_t companions = 0;  // Sequences of other tokens that step along, before and after it.
+  // What windows have passed is another's before the next step.
+  bool forgets = false;
 };
 
 Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
@@ -206,23 +214,44 @@ Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
   const auto total = static_cast<int32_t>(tokens.size());
   const auto own_blocks = static_cast<int32_t>(kv::BlocksFor(total));
   // Other blocks in another order each time: where KV lies must not matter.
-  std::vector<kv::BlockId> blocks = Blocks(schedule.chunk % 7, own_blocks);
+  const kv::KvGroups& groups = runner.kv().layout().groups;
+  const int32_t layers = runner.spec().layers;
+  std::vector<kv::BlockId> blocks = Blocks(runner, schedule.chunk % 7, own_blocks);
   std::reverse(blocks.begin(), blocks.end());
-  for (kv::BlockId block : blocks) {  // As another sequence might have left it.
-    for (int32_t layer = 0; layer < runner.spec().layers; ++layer) {
-      std::ranges::fill(runner.kv().BlockLayerSpan(layer, block), std::byte{0xff});
+  const std::vector<kv::BlockId> all_blocks = blocks;
+  // Block i of a layer.
+  const auto bytes_of = [&](int32_t layer, int32_t i) {
+    const int32_t at = groups.group_of(layer) * own_blocks + i;
+    return runner.kv().BlockLayerSpan(layer, all_blocks[static_cast<size_t>(at)]);
+  };
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    for (int32_t i = 0; i < own_blocks; ++i) {  // As another sequence might have left it.
+      std::ranges::fill(bytes_of(layer, i), std::byte{0xff});
     }
   }
+  std::map<std::pair<int32_t, int32_t>, std::vector<std::byte>> forgotten;  // By layer and block.
+  const auto forget_before = [&](int32_t position) {
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      const int32_t group = groups.group_of(layer);
+      for (int32_t i = 0; i < groups.FirstBlock(group, position); ++i) {
+        const auto bytes = bytes_of(layer, i);
+        if (!forgotten.try_emplace({layer, i}, bytes.begin(), bytes.end()).second) continue;
+        std::ranges::fill(bytes, std::byte{0xff});
+        blocks[static_cast<size_t>(group * own_blocks + i)] = kv::kNoBlock;
+      }
+    }
+  };
   std::vector<std::vector<kv::BlockId>> other_blocks;
   std::vector<std::vector<TokenId>> other_tokens;
   for (int32_t i = 0; i < schedule.companions; ++i) {
-    other_blocks.push_back(Blocks(30 + i * 2, 2));
+    other_blocks.push_back(Blocks(runner, 30 + i * 2, 2));
     other_tokens.push_back({static_cast<TokenId>((100 + i) % runner.spec().vocab_size), 7, 9});
   }
   Trace trace;
   const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
   for (int32_t start = 0; start < total; start += schedule.chunk) {
     const int32_t count = std::min(schedule.chunk, total - start);
+    if (schedule.forgets) forget_before(start);
     std::vector<SequenceRows> batch;
     size_t rows_before = 0;
     for (int32_t i = 0; i < schedule.companions; ++i) {
@@ -246,9 +275,11 @@ Trace RunSequence(ModelRunner& runner, const std::vector<TokenId>& tokens,
         runner.logits().subspan(rows_before * vocab, static_cast<size_t>(count) * vocab);
     trace.logits.insert(trace.logits.end(), own.begin(), own.end());
   }
-  for (int32_t layer = 0; layer < runner.spec().layers; ++layer) {
-    for (kv::BlockId block : blocks) {
-      const auto bytes = runner.kv().BlockLayerSpan(layer, block);
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    for (int32_t i = 0; i < own_blocks; ++i) {
+      const auto old = forgotten.find({layer, i});
+      const std::span<const std::byte> bytes =
+          old != forgotten.end() ? std::span<const std::byte>(old->second) : bytes_of(layer, i);
       trace.kv.insert(trace.kv.end(), bytes.begin(), bytes.end());
     }
   }
@@ -312,11 +343,13 @@ TEST_P(ExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
       {.chunk = total, .companions = 6},
       {.chunk = 1, .decode = true, .companions = 15},
       {.chunk = 13, .companions = 3},
+      {.chunk = 1, .decode = true, .forgets = true},
+      {.chunk = 29, .companions = 3, .forgets = true},
   };
   for (const Schedule& schedule : schedules) {
     EXPECT_TRUE(RunSequence(*runner, tokens, schedule) == whole)
         << "chunks of " << schedule.chunk << (schedule.decode ? " decoded" : "") << " with "
-        << schedule.companions << " companions";
+        << schedule.companions << " companions" << (schedule.forgets ? ", forgetting" : "");
   }
 }
 

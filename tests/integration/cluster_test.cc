@@ -5,6 +5,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/engine/local_generator.h"
@@ -144,6 +145,70 @@ TEST(ClusterTest, TheSameOfAModelWithLatents) {
                 /*vocabulary=*/97));
 }
 
+// The sum of the series of a metrics page whose lines begin with `prefix`.
+double Sum(const std::string& page, const std::string& prefix) {
+  double sum = 0;
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(prefix)) sum += std::stod(line.substr(line.rfind(' ')));
+  }
+  return sum;
+}
+
+std::string Variant(const std::string& name) { return "tests/golden/variants/" + name; }
+
+// Windows of 8 tokens in two of three layers, chunks of 16 in four of five, a window in all.
+TEST(ClusterTest, TheSameOfModelsWithWindows) {
+  for (const char* name : {"gpt-oss", "llama4", "mistral-window"}) {
+    SCOPED_TRACE(name);
+    ExpectClusterEqualsAlone(
+        {.prefill = 2, .decode = 2, .step_rows = 48, .model_dir = Variant(name)},
+        MixedAsks(testing::ForTestSize(6, 24, 100), /*seed=*/11,
+                  /*max_prompt=*/200, /*max_new=*/90, /*vocabulary=*/97));
+  }
+}
+
+TEST(ClusterTest, PreemptionChangesNoTokenOfModelsWithWindows) {
+  std::vector<Ask> asks = MixedAsks(testing::ForTestSize(4, 8, 24), /*seed=*/5, /*max_prompt=*/24,
+                                    /*max_new=*/100, /*vocabulary=*/97);
+  for (Ask& ask : asks) {  // All grow as long: two that were admitted early cannot both stay.
+    ask.sampling.set_max_new_tokens(240);
+    ask.sampling.clear_stop_token_ids();
+  }
+  for (const auto& [name, blocks] : {std::pair{"gpt-oss", 30}, {"llama4", 36}}) {
+    SCOPED_TRACE(name);
+    const std::string metrics = ExpectClusterEqualsAlone(
+        {.kv_blocks = blocks, .step_rows = 32, .max_batch = 16, .model_dir = Variant(name)}, asks);
+    EXPECT_GT(Sum(metrics, "lynx_node_preemptions_total{"), 0)
+        << "the pool is small enough that this test must preempt";
+  }
+}
+
+// A window of 11 tokens in every layer: neither prompt nor answer would fit into the pools whole.
+TEST(ClusterTest, ASequenceLongerThanThePoolIsServed) {
+  const SimCluster::Options options = {
+      .kv_blocks = 4, .step_rows = 16, .max_batch = 2, .model_dir = Variant("mistral-window")};
+  Ask ask{.prompt = {}, .sampling = PlainSampling(150)};
+  for (int i = 0; i < 300; ++i) ask.prompt.push_back(i * i % 97);
+  const auto want =
+      Alone({.kv_blocks = 64, .step_rows = 64, .model_dir = options.model_dir}, {ask});
+  SimCluster cluster(options);
+  RecordingSink sink;
+  cluster.Submit(ask.prompt, ask.sampling, sink);
+  int32_t least_free = 4;
+  EXPECT_TRUE(cluster.RunUntil([&] {
+    least_free = std::min(least_free, cluster.pool("decode-0").free_blocks());
+    return sink.ended;
+  }));
+  EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
+  EXPECT_THAT(Serialized(sink.tokens), ElementsAreArray(Serialized(want[0])));
+  EXPECT_GE(least_free, 1) << "11 tokens and room for the next lie in 3 blocks at most";
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+  // The last 11 tokens lie in one block or two, of two layers.
+  const double sent = Sum(cluster.Metrics("prefill-0"), "lynx_kv_transfer_bytes_total{");
+  EXPECT_LT(sent, 8192);
+}
+
 // The decode pool holds a fraction of what the batch needs, so sequences are preempted and
 // recomputed there.
 TEST(ClusterTest, PreemptionChangesNoToken) {
@@ -155,16 +220,6 @@ TEST(ClusterTest, PreemptionChangesNoToken) {
   EXPECT_THAT(metrics,
               Not(HasSubstr("lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"} 0\n")))
       << "the pool is small enough that this test must preempt";
-}
-
-// The sum of the series of a metrics page whose lines begin with `prefix`.
-double Sum(const std::string& page, const std::string& prefix) {
-  double sum = 0;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(prefix)) sum += std::stod(line.substr(line.rfind(' ')));
-  }
-  return sum;
 }
 
 // Every third request asks to be exact, in batches that are otherwise remapped without mercy.
@@ -260,13 +315,13 @@ TEST(ClusterTest, APolicyThatTheNodeCannotReadFailsItsOwnSequenceOnly) {
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
 }
 
-TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
-  SimCluster cluster({.kv_blocks = 128});
+void CancelTwelve(const SimCluster::Options& options, uint32_t vocabulary, int32_t max_new) {
+  SimCluster cluster(options);
   std::vector<std::unique_ptr<RecordingSink>> sinks;
   std::vector<router::SequenceId> ids;
-  for (const Ask& ask : MixedAsks(12, 3)) {
+  for (const Ask& ask : MixedAsks(12, 3, /*max_prompt=*/150, /*max_new=*/40, vocabulary)) {
     sinks.push_back(std::make_unique<RecordingSink>());
-    auto sampling = PlainSampling(1000);
+    auto sampling = PlainSampling(max_new);
     ids.push_back(cluster.Submit(ask.prompt, sampling, *sinks.back()));
   }
   // Some still queued, some in prefill, some decoding.
@@ -276,6 +331,11 @@ TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
   }
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
   for (const auto& sink : sinks) EXPECT_FALSE(sink->ended);
+}
+
+TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
+  CancelTwelve({.kv_blocks = 128}, 4093, 1000);
+  CancelTwelve({.kv_blocks = 128, .model_dir = Variant("gpt-oss")}, 97, 300);
 }
 
 // A router of the test's own, which may say what it likes.

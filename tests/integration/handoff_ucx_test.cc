@@ -13,7 +13,7 @@
 namespace lynx::testing {
 namespace {
 
-constexpr kv::KvLayout kLayout = {
+const kv::KvLayout kLayout = {
     .layers = 8, .kv_heads = 4, .head_dim = 64, .dtype = DType::kBf16};
 constexpr int32_t kPrompt = 1000;  // 63 blocks, 8 MB in all.
 // Room for every sequence of a test, should all of them be adopted before they are cancelled.

@@ -20,8 +20,10 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-kv::KvLayout Layout(int32_t layers) {
-  return {.layers = layers, .kv_heads = 1, .head_dim = 2, .dtype = DType::kF32};
+kv::KvLayout Layout(const FakeModelRunner::Options& options) {
+  kv::KvLayout layout{.layers = options.layers, .kv_heads = 1, .head_dim = 2, .dtype = DType::kF32};
+  if (!options.reaches.empty()) layout.groups = kv::KvGroups(options.reaches);
+  return layout;
 }
 
 // The KV of one row in one layer.
@@ -38,14 +40,19 @@ float Logit(uint64_t context, int32_t token) {
 // K of one token in one layer: 8 bytes, a hash.
 std::byte* Slot(kv::KvArena& arena, const model::SequenceRows& rows, int32_t layer,
                 int32_t position) {
-  const kv::BlockId block = rows.blocks[static_cast<size_t>(position / kv::kBlockTokens)];
+  const kv::KvGroups& groups = arena.layout().groups;
+  const size_t table = rows.blocks.size() / static_cast<size_t>(groups.count());
+  const kv::BlockId block = rows.blocks[static_cast<size_t>(groups.group_of(layer)) * table +
+                                        static_cast<size_t>(position / kv::kBlockTokens)];
+  LYNX_CHECK_MSG(block >= 0 && block < arena.blocks(),
+                 absl::StrCat("layer ", layer, " has no block for position ", position));
   return arena.BlockLayer(layer, block) + (position % kv::kBlockTokens) * sizeof(uint64_t);
 }
 
 }  // namespace
 
 FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
-  auto arena = kv::KvArena::Create(Layout(options.layers), options.kv_blocks);
+  auto arena = kv::KvArena::Create(Layout(options), options.kv_blocks);
   LYNX_CHECK_MSG(arena.ok(), arena.status().ToString());
   arena_ = *std::move(arena);
   const kv::KvLayout& layout = arena_->layout();
@@ -56,6 +63,9 @@ FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
   spec_.kv_heads = layout.kv_heads;
   spec_.head_dim = layout.head_dim;
   spec_.max_positions = options.kv_blocks * kv::kBlockTokens;
+  for (const kv::Reach& reach : options.reaches) {
+    spec_.attention.push_back({.window = reach.window, .chunk = reach.chunk});
+  }
   spec_.feed_forward.assign(static_cast<size_t>(layout.layers), model::FeedForwardKind::kDense);
   stats_.plans.assign(static_cast<size_t>(options.layers), {});
 }
@@ -68,12 +78,10 @@ absl::Status FakeModelRunner::Check(std::span<const model::SequenceRows> batch) 
     const bool in_vocabulary =
         std::all_of(entry.tokens.begin(), entry.tokens.end(),
                     [&](TokenId token) { return token >= 0 && token < options_.vocab_size; });
-    const bool blocks_exist =
-        std::all_of(entry.blocks.begin(), entry.blocks.end(),
-                    [&](kv::BlockId block) { return block >= 0 && block < options_.kv_blocks; });
-    const auto held = static_cast<int64_t>(entry.blocks.size()) * kv::kBlockTokens;
+    const auto tables = static_cast<size_t>(arena_->layout().groups.count());
+    const auto held = static_cast<int64_t>(entry.blocks.size() / tables) * kv::kBlockTokens;
     if (count == 0 || entry.start < 0 || entry.start + count > held || !in_vocabulary ||
-        !blocks_exist || entry.logits_rows < 0 || entry.logits_rows > count) {
+        entry.logits_rows < 0 || entry.logits_rows > count) {
       return absl::InvalidArgumentError("a sequence breaks a bound of SequenceRows");
     }
     rows += count;
@@ -149,7 +157,9 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
 uint64_t FakeModelRunner::Context(const model::SequenceRows& rows, int32_t position) {
   uint64_t context = 0;
   for (int32_t layer = 0; layer < options_.layers; ++layer) {
-    for (int32_t p = options_.chained ? position : 0; p <= position; ++p) {
+    const kv::KvGroups& groups = arena_->layout().groups;
+    const kv::Reach& reach = groups.reach(groups.group_of(layer));
+    for (int32_t p = options_.chained ? position : reach.FirstFor(position); p <= position; ++p) {
       uint64_t key = 0;
       std::memcpy(&key, Slot(*arena_, rows, layer, p), sizeof(key));
       context = Mix(context ^ key);

@@ -14,7 +14,7 @@
 namespace lynx::testing {
 
 // A ModelRunner without weights: the KV of a row is a hash of its token and position, and its
-// logits are a hash of all KV of the sequence up to it, read back from the arena. So a wrong block,
+// logits are a hash of all KV that it attends to, read back from the arena. So a wrong block,
 // a missing row, a stale or overwritten one changes the answer, as with a real model; and the same
 // tokens give the same bits however they were batched and cut. A row with a lossy policy, in a step
 // of two or more decode rows, hashes the whole batch and the policy in as well.
@@ -30,6 +30,7 @@ class FakeModelRunner final : public model::ModelRunner {
     // alone: a row costs the same however long its context, as fleets need; but a wrong block shows
     // only to the row that follows it.
     bool chained = false;
+    std::vector<kv::Reach> reaches = {};  // [layers]; empty: all tokens, in every layer.
   };
   explicit FakeModelRunner(const Options& options);
 

@@ -31,7 +31,7 @@ DecodeNode::DecodeNode(transfer::NodeIdentity identity,
                        std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
                        int32_t pool_blocks, const decode::KvReceiver::Options& options,
                        const kv::KvLayout& layout)
-    : pool(pool_blocks), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+    : pool(pool_blocks, layout.groups), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
   auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
   faults = faulty.get();
   receiver = std::make_unique<decode::KvReceiver>(std::move(identity), *arena, std::move(faulty),
@@ -42,7 +42,7 @@ absl::StatusOr<proto::GrantInfo> DecodeNode::Reserve(uint64_t sequence, int32_t 
                                                      absl::Duration lease,
                                                      int32_t held_prefix_tokens) {
   if (auto grant = receiver->FindGrant(sequence)) return *grant;
-  auto blocks = pool.Acquire(kv::BlocksFor(prompt_tokens));
+  auto blocks = kv::BlockTable::Acquire(pool, prompt_tokens, prompt_tokens);
   if (!blocks.ok()) return blocks.status();
   return receiver->Reserve(
       {sequence, kRouter, prompt_tokens, held_prefix_tokens, lease, *std::move(blocks)});
@@ -58,9 +58,13 @@ void DecodeNode::OnFailed(uint64_t sequence, Incarnation, const absl::Status& st
 }
 
 bool DecodeNode::HoldsKv(uint64_t sequence, int32_t first_block) const {
-  const auto blocks = adopted.at(sequence).lease.blocks();
+  const decode::Adopted& one = adopted.at(sequence);
+  const kv::KvGroups& groups = arena->layout().groups;
   for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
-    for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
+    const int32_t group = groups.group_of(layer);
+    const auto blocks = one.lease.group(group);
+    for (int32_t i = std::max(first_block, groups.FirstBlock(group, one.body.prompt_size()));
+         i < one.lease.end_block(); ++i) {
       const auto held = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
       if (!std::ranges::equal(held, TestBlock(sequence, layer, i, held.size()))) return false;
     }
@@ -72,7 +76,9 @@ PrefillNode::PrefillNode(transfer::NodeIdentity identity,
                          std::unique_ptr<transfer::TransferEngine> engine, EventLoop& l,
                          int32_t pool_blocks, const prefill::KvSender::Options& options,
                          const kv::KvLayout& layout)
-    : loop(l), pool(pool_blocks), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+    : loop(l),
+      pool(pool_blocks, layout.groups),
+      arena(kv::KvArena::Create(layout, pool_blocks).value()) {
   auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
   faults = faulty.get();
   sender = std::make_unique<prefill::KvSender>(std::move(identity), *arena, std::move(faulty), loop,
@@ -81,7 +87,7 @@ PrefillNode::PrefillNode(transfer::NodeIdentity identity,
 
 absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
                                 const proto::GrantInfo& grant, absl::Duration deadline) {
-  auto lease = pool.Acquire(kv::BlocksFor(prompt_tokens));
+  auto lease = kv::BlockTable::Acquire(pool, 0, prompt_tokens);
   LYNX_CHECK(lease.ok());
   auto handoff =
       sender->Begin(grant, loop.Now() + deadline, [this, sequence](const absl::Status& status) {
@@ -89,8 +95,8 @@ absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
         job.results += 1;
         job.result = status;
         // From here on the blocks may be anything: a late read of them must show.
-        for (kv::BlockId block : job.lease.blocks()) {
-          for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
+        for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
+          for (kv::BlockId block : job.lease.group(arena->layout().groups.group_of(layer))) {
             std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
           }
         }
@@ -100,12 +106,17 @@ absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
   Job& job = jobs[sequence] = {};
   job.handoff = *handoff;
   job.lease = *std::move(lease);
+  job.prompt_tokens = prompt_tokens;
   return absl::OkStatus();
 }
 
 absl::Status PrefillNode::PushLayer(uint64_t sequence, int32_t layer, int32_t first_block) {
   const Job& job = jobs.at(sequence);
-  const auto blocks = job.lease.blocks();
+  const kv::KvGroups& groups = arena->layout().groups;
+  const int32_t group = groups.group_of(layer);
+  const auto blocks = job.lease.group(group);
+  first_block = std::max(first_block, groups.FirstBlock(group, job.prompt_tokens));
+  if (first_block == job.lease.end_block()) return absl::OkStatus();
   for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
     const auto to = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
     std::ranges::copy(TestBlock(sequence, layer, i, to.size()), to.begin());

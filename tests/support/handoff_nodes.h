@@ -19,7 +19,7 @@
 // The two sides of a hand-off with known bytes in the KV, for tests.
 namespace lynx::testing {
 
-inline constexpr kv::KvLayout kTestLayout = {
+inline const kv::KvLayout kTestLayout = {
     .layers = 3, .kv_heads = 2, .head_dim = 8, .dtype = DType::kF32};
 
 transfer::NodeIdentity TestIdentity(Incarnation incarnation,
@@ -66,7 +66,8 @@ class PrefillNode {
 
   struct Job {
     prefill::KvSender::HandoffId handoff = 0;
-    kv::BlockLease lease;  // Held until the result, as the contract asks.
+    kv::BlockTable lease;  // Held until the result, as the contract asks.
+    int32_t prompt_tokens = 0;
     std::optional<absl::Status> result;
     int results = 0;
   };
@@ -77,6 +78,7 @@ class PrefillNode {
   // The steps of Start.
   absl::Status Begin(uint64_t sequence, int32_t prompt_tokens, const proto::GrantInfo& grant,
                      absl::Duration deadline = absl::Seconds(60));
+  // From `first_block` on, or from what decode wants of the layer.
   absl::Status PushLayer(uint64_t sequence, int32_t layer, int32_t first_block);
   absl::Status Commit(uint64_t sequence, int32_t prompt_tokens);
 

@@ -30,6 +30,7 @@ void FillWithNoise(std::span<const kv::BlockId> blocks, uint32_t seed, kv::KvAre
     }
   }
   for (int32_t layer = 0; layer < kv.layout().layers; ++layer) {
+    if (kv.layout().groups.group_of(layer) != 0) continue;  // It shares its bytes with one that is.
     for (kv::BlockId block : blocks) {
       std::span<std::byte> to = kv.BlockLayerSpan(layer, block);
       while (!to.empty()) {

@@ -117,7 +117,9 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   model::RunnerOptions options;
   options.compute_dtype = DTypeNamed(config.compute_dtype).value();
   options.kv_dtype = DTypeNamed(config.kv_dtype).value();
-  options.kv_blocks = static_cast<int32_t>(kv::BlocksFor(int64_t{context} + 1) * batch);
+  const kv::KvGroups groups = model::KvLayoutOf(model.spec, options.kv_dtype).groups;
+  options.kv_blocks =
+      static_cast<int32_t>(kv::BlocksFor(int64_t{context} + 1) * groups.count() * batch);
   options.max_step_rows = prompts ? std::max(batch, std::min(config.chunk, context)) : batch;
   options.max_step_logits = batch;
   options.threads = threads;

@@ -98,8 +98,9 @@ absl::StatusOr<BenchResult> StepBench::Prefill(int32_t batch, int32_t context) {
 
 absl::Status StepBench::Lease(int32_t batch, int32_t context) {
   leases_.clear();
+  const int64_t blocks = kv::BlocksFor(int64_t{context} + 1) * runner_.kv().layout().groups.count();
   for (int32_t i = 0; i < batch; ++i) {
-    LYNX_ASSIGN_OR_RETURN(kv::BlockLease lease, pool_.Acquire(kv::BlocksFor(int64_t{context} + 1)));
+    LYNX_ASSIGN_OR_RETURN(kv::BlockLease lease, pool_.Acquire(blocks));
     leases_.push_back(std::move(lease));
   }
   return absl::OkStatus();

@@ -158,8 +158,8 @@ class Evaluation {
     const int32_t largest = *std::max_element(batches_.begin(), batches_.end());
     const auto blocks = static_cast<int32_t>(
         std::min<int64_t>(config_.kv_memory / layout.BlockBytes(), int64_t{1} << 24));
-    const int64_t batch_blocks =
-        kv::BlocksFor(int64_t{config_.context} + config_.positions) * largest;
+    const int64_t batch_blocks = kv::BlocksFor(int64_t{config_.context} + config_.positions) *
+                                 layout.groups.count() * largest;
     if (config_.windows > 0 && batch_blocks > blocks) {
       return absl::InvalidArgumentError(
           absl::StrCat("--kv-memory: holds ", blocks, " blocks, a batch of ", largest, " takes ",

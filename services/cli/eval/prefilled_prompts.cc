@@ -13,9 +13,10 @@ namespace lynx::cli {
 absl::StatusOr<PrefilledPrompts> PrefilledPrompts::Create(const EvalModel& model,
                                                           std::span<const Prompt> prompts) {
   PrefilledPrompts filled;
+  const int32_t groups = model.runner.kv().layout().groups.count();
   for (const Prompt& prompt : prompts) {
     const auto tokens = static_cast<int64_t>(prompt.tokens.size()) + prompt.room;
-    LYNX_ASSIGN_OR_RETURN(kv::BlockLease lease, model.pool.Acquire(kv::BlocksFor(tokens)));
+    LYNX_ASSIGN_OR_RETURN(kv::BlockLease lease, model.pool.Acquire(kv::BlocksFor(tokens) * groups));
     filled.leases_.push_back(std::move(lease));
   }
   filled.first_tokens_.resize(prompts.size());

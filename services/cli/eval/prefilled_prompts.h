@@ -38,6 +38,7 @@ class PrefilledPrompts {
   static absl::StatusOr<PrefilledPrompts> Create(const EvalModel& model,
                                                  std::span<const Prompt> prompts);
 
+  // As SequenceRows::blocks.
   std::span<const kv::BlockId> blocks(size_t prompt) const { return leases_[prompt].blocks(); }
   // The most likely token behind the prompt.
   TokenId first_token(size_t prompt) const { return first_tokens_[prompt]; }

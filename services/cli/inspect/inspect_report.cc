@@ -33,7 +33,8 @@ int64_t MoeLayers(const model::ModelSpec& spec) {
 }
 
 int64_t TokenBytes(const model::ModelSpec& spec) {
-  return model::KvLayoutOf(spec, DType::kBf16).BlockBytes() / kv::kBlockTokens;
+  const kv::KvLayout layout = model::KvLayoutOf(spec, DType::kBf16);
+  return layout.BlockBytes() * layout.groups.count() / kv::kBlockTokens;
 }
 
 std::string HeadsText(const model::ModelSpec& spec) {

@@ -25,19 +25,22 @@ int64_t Largest(int64_t most, const std::function<bool(int64_t)>& fits) {
 
 MemoryPlan PlanMemory(const ModelInspection& inspection, const MemoryQuestion& question) {
   const model::ModelSpec& spec = *inspection.spec;
+  const kv::KvLayout layout = model::KvLayoutOf(spec, question.kv_dtype);
+  // Of a sequence that decodes.
+  const auto blocks_of = [&](int64_t tokens) { return layout.groups.MostBlocks(tokens, 1); };
   const auto step_of = [&](int64_t batch, int64_t sequence_blocks) {
     const MemoryNeed need = NeedOf(
         spec, {.kv_dtype = question.kv_dtype, .kv_blocks = 0, .rows = batch, .logits_rows = batch});
     // A cosine and a sine for each pair of elements, of the positions that KV can hold.
     const int64_t positions =
-        std::min<int64_t>(spec.max_positions, batch * sequence_blocks * kv::kBlockTokens);
+        std::min<int64_t>(spec.max_positions, layout.groups.MostTokens(batch * sequence_blocks));
     return static_cast<double>(need.steps) +
            static_cast<double>(positions) * spec.rotary_dim * sizeof(float);
   };
   MemoryPlan plan;
   plan.weights = inspection.weight_bytes;
-  plan.block = model::KvLayoutOf(spec, question.kv_dtype).BlockBytes();
-  plan.sequence_blocks = kv::BlocksFor(question.context);
+  plan.block = layout.BlockBytes();
+  plan.sequence_blocks = blocks_of(question.context);
   const auto kv_of = [&](int64_t batch, int64_t blocks) {
     return static_cast<double>(batch * blocks) * static_cast<double>(plan.block);
   };
@@ -51,9 +54,10 @@ MemoryPlan PlanMemory(const ModelInspection& inspection, const MemoryQuestion& q
   const auto fit = [&](int64_t batch, int64_t blocks) {
     return kv_of(batch, blocks) + step_of(batch, blocks) <= left;
   };
-  const int64_t blocks =
-      Largest(kv::BlocksFor(spec.max_positions), [&](int64_t n) { return fit(question.batch, n); });
-  plan.most_context = std::min<int64_t>(blocks * kv::kBlockTokens, spec.max_positions);
+  const int64_t context_blocks = Largest(kv::BlocksFor(spec.max_positions), [&](int64_t n) {
+    return fit(question.batch, blocks_of(n * kv::kBlockTokens));
+  });
+  plan.most_context = std::min<int64_t>(context_blocks * kv::kBlockTokens, spec.max_positions);
   plan.most_batch =
       Largest(kMaxPlannedBatch, [&](int64_t batch) { return fit(batch, plan.sequence_blocks); });
   return plan;

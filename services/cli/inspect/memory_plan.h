@@ -20,8 +20,8 @@ struct MemoryQuestion {
 // The memory of one decode node, in bytes. KV memory is given out in blocks.
 struct MemoryPlan {
   int64_t weights = 0;
-  int64_t block = 0;            // Of one block in all layers.
-  int64_t sequence_blocks = 0;  // Of one sequence.
+  int64_t block = 0;            // Of one block, in the layers of one group.
+  int64_t sequence_blocks = 0;  // Of one sequence, in all groups.
   double kv = 0;                // Of all; may leave the range of integers.
   double step = 0;              // Buffers of a step: activations, logits and angles of RoPE.
   double total = 0;

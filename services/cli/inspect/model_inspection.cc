@@ -90,7 +90,7 @@ class Inspector {
     for (const LayerKind& kind : LayerKindsOf(spec)) {
       if (kind.name == "full" || kind.name == "latent") continue;
       notes.push_back(absl::StrCat(kind.layers, " of ", spec.layers, " layers attend to a ",
-                                   kind.name, "; their KV cache keeps older tokens, too"));
+                                   kind.name, ", which is what their KV cache keeps"));
     }
   }
 

@@ -35,8 +35,9 @@ struct KvReceiver::Grant {
   uint64_t id = 0;
   uint32_t epoch = 1;
   Request request;
-  int32_t first_block = 0;  // Of what is to arrive: the held prefix comes before.
+  int32_t first_block = 0;  // Of what may arrive: the held prefix comes before.
   int32_t end_block = 0;    // Of the prompt.
+  int64_t wanted = 0;       // Blocks that are to arrive, of all layers.
   absl::Time deadline;
   absl::Duration lease_time;
   TimerId lease_timer = 0;
@@ -46,7 +47,7 @@ struct KvReceiver::Grant {
   std::set<PeerId> former_senders;  // Superseded; refused for good.
   std::unique_ptr<transfer::StagingPool::Account> staging;
   std::vector<bool> verified;  // [layer][block - first_block]
-  int64_t missing = 0;
+  int64_t missing = 0;         // Of the wanted ones.
   int64_t bytes = 0;
   absl::Time begun;
   std::optional<proto::CommitBody> commit;
@@ -90,7 +91,7 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
     grant.deadline = std::max(grant.deadline, loop_.Now() + request.lease_time);
     return Describe(grant);
   }
-  const int64_t blocks = static_cast<int64_t>(request.lease.blocks().size());
+  const int64_t blocks = request.lease.end_block();
   if (request.prompt_tokens <= 0 || request.held_prefix_tokens < 0 ||
       request.held_prefix_tokens % kv::kBlockTokens != 0 ||
       request.held_prefix_tokens >= request.prompt_tokens ||
@@ -112,8 +113,13 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
   grant->lease_time = request.lease_time;
   grant->deadline = loop_.Now() + request.lease_time;
   grant->request = std::move(request);
-  grant->missing = int64_t{arena_.layout().layers} * (grant->end_block - grant->first_block);
-  grant->verified.resize(static_cast<size_t>(grant->missing));
+  const int32_t layers = arena_.layout().layers;
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    grant->wanted += std::max(0, grant->end_block - FirstWanted(*grant, layer));
+  }
+  grant->missing = grant->wanted;
+  grant->verified.resize(static_cast<size_t>(layers) *
+                         static_cast<size_t>(grant->end_block - grant->first_block));
   grant->lease_timer =
       loop_.RunAfter(grant->deadline - loop_.Now(), [this, id] { OnLeaseTimer(id); });
   proto::GrantInfo info = Describe(*grant);
@@ -129,7 +135,7 @@ proto::GrantInfo KvReceiver::Describe(const Grant& grant) const {
   info.set_decode_incarnation(self_.incarnation);
   info.set_epoch(grant.epoch);
   info.set_transfer_address(engine_->LocalAddress());
-  info.set_blocks(static_cast<int32_t>(grant.request.lease.blocks().size()));
+  info.set_blocks(grant.request.lease.end_block());
   info.set_held_prefix_tokens(grant.request.held_prefix_tokens);
   info.set_compatibility_hash(self_.compatibility_hash);
   return info;
@@ -259,6 +265,12 @@ void KvReceiver::OnHandshakePayload(Peer& peer, std::span<const std::byte> paylo
   UpdateGauges();
 }
 
+int32_t KvReceiver::FirstWanted(const Grant& grant, int32_t layer) const {
+  const kv::KvGroups& groups = arena_.layout().groups;
+  return std::max(grant.first_block,
+                  groups.FirstBlock(groups.group_of(layer), grant.request.prompt_tokens));
+}
+
 KvReceiver::Grant* KvReceiver::FindLive(Peer& peer, uint64_t grant_id, uint32_t epoch) {
   const auto refuse = [&](transfer::Drop reason, const char* message) {
     metrics_.OnDropped(reason);
@@ -307,15 +319,18 @@ std::unique_ptr<Landing> KvReceiver::OnKvPush(Peer& peer, const proto::KvPush& p
   Grant* grant = FindLive(peer, push.grant_id(), push.epoch());
   if (grant == nullptr) return nullptr;
   const int64_t count = push.checksums_size();
-  if (push.layer() < 0 || push.layer() >= arena_.layout().layers || count == 0 ||
-      push.first_block() < grant->first_block || push.first_block() + count > grant->end_block ||
+  const int32_t layers = arena_.layout().layers;
+  const bool has_layer = push.layer() >= 0 && push.layer() < layers;
+  const int32_t first = has_layer ? FirstWanted(*grant, push.layer()) : grant->first_block;
+  if (!has_layer || count == 0 || push.first_block() < first ||
+      push.first_block() + count > grant->end_block ||
       static_cast<int64_t>(payload_bytes) != count * peer.plan.from_block_bytes) {
     metrics_.OnDropped(transfer::Drop::kRange);
-    Fail(*grant, absl::InvalidArgumentError(absl::StrCat(
-                     "push of ", count, " blocks from ", push.first_block(), " in layer ",
-                     push.layer(), " with ", payload_bytes, " bytes; the grant wants blocks ",
-                     grant->first_block, " to ", grant->end_block, " of ", arena_.layout().layers,
-                     " layers, ", peer.plan.from_block_bytes, " bytes each")));
+    Fail(*grant,
+         absl::InvalidArgumentError(absl::StrCat(
+             "push of ", count, " blocks from ", push.first_block(), " in layer ", push.layer(),
+             " of ", layers, " with ", payload_bytes, " bytes; the grant wants blocks ", first,
+             " to ", grant->end_block, ", ", peer.plan.from_block_bytes, " bytes each")));
     return nullptr;
   }
   grant->deadline = std::max(grant->deadline, loop_.Now() + grant->lease_time);
@@ -392,6 +407,8 @@ void KvReceiver::OnKvPayload(Peer& peer, const proto::KvPush& push,
   if (grant == nullptr) return;
   const size_t block_bytes = static_cast<size_t>(peer.plan.from_block_bytes);
   const size_t per_layer = static_cast<size_t>(grant->end_block - grant->first_block);
+  const std::span<const kv::BlockId> table =
+      grant->request.lease.group(arena_.layout().groups.group_of(push.layer()));
   for (int i = 0; i < push.checksums_size(); ++i) {
     const std::span<const std::byte> block =
         payload.subspan(static_cast<size_t>(i) * block_bytes, block_bytes);
@@ -409,7 +426,7 @@ void KvReceiver::OnKvPayload(Peer& peer, const proto::KvPush& push,
       metrics_.OnDropped(transfer::Drop::kDuplicate);
       continue;
     }
-    const kv::BlockId to = grant->request.lease.blocks()[static_cast<size_t>(index)];
+    const kv::BlockId to = table[static_cast<size_t>(index)];
     transfer::CopyBlock(peer.plan, block, arena_.BlockLayerSpan(push.layer(), to));
     grant->verified[bit] = true;
     grant->missing -= 1;
@@ -532,7 +549,7 @@ void KvReceiver::ForgetData(Grant& grant) {
   grant.staging.reset();
   grant.commit.reset();
   grant.bytes = 0;
-  grant.missing = static_cast<int64_t>(grant.verified.size());
+  grant.missing = grant.wanted;
   grant.verified.assign(grant.verified.size(), false);
 }
 

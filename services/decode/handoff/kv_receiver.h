@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/concurrency/event_loop.h"
+#include "common/kv/block_table.h"
 #include "common/kv/kv_arena.h"
 #include "common/proto/control.pb.h"
 #include "common/proto/transfer.pb.h"
@@ -28,7 +29,7 @@ namespace lynx::decode {
 struct Adopted {
   uint64_t sequence = 0;
   Incarnation router = 0;
-  kv::BlockLease lease;  // As given to Reserve: token order, held prefix included.
+  kv::BlockTable lease;  // As given to Reserve, held prefix included.
   proto::CommitBody body;
 };
 
@@ -38,8 +39,9 @@ struct Adopted {
 // on the loop. So blocks may be freed at any moment between two tasks of the loop, whatever is
 // still under way on the wire; staging stays quarantined until the transport lets go of it.
 //
-// A sequence is adopted only when every block of every layer and the commit have arrived and
-// matched their checksums. Each grant ends exactly once: OnAdopt, OnFailed, or Cancel.
+// A sequence is adopted only when the commit and, of every layer, every block that a row behind the
+// prompt attends to have arrived and matched their checksums. Each grant ends exactly once:
+// OnAdopt, OnFailed, or Cancel.
 //
 // All calls and callbacks are on the loop. Destruction ends everything without callbacks.
 class KvReceiver final : private transfer::TransferEngine::Receiver {
@@ -71,7 +73,7 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
     int32_t prompt_tokens = 0;       // > 0
     int32_t held_prefix_tokens = 0;  // Whole blocks, at least one token less than the prompt.
     absl::Duration lease_time;       // The grant dies unless extended, or adopted, by then.
-    kv::BlockLease lease;            // Holds at least the prompt.
+    kv::BlockTable lease;            // Holds what rows behind the prompt attend to, at least.
   };
 
   // `arena`, `loop`, `registry` and `handler` outlive the receiver. Starts `engine`.
@@ -129,6 +131,8 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   void OnKvPayload(Peer& peer, const proto::KvPush& push, std::span<const std::byte> payload);
   void OnCommitPayload(Peer& peer, const proto::Commit& commit, std::span<const std::byte> payload);
 
+  // The first block of the grant that is to arrive in the layer.
+  int32_t FirstWanted(const Grant& grant, int32_t layer) const;
   // The live grant that a message of `peer` is for, which from then on takes data of that peer
   // only. Null when there is none: the message is counted, its sender told.
   Grant* FindLive(Peer& peer, uint64_t grant_id, uint32_t epoch);

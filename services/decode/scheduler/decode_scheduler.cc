@@ -17,9 +17,13 @@ DecodeScheduler::DecodeScheduler(const Options& options) : options_(options) {
              options.pool_blocks > 0);
 }
 
-void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t blocks) {
-  LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= blocks);
-  by_age_[next_age_] = {id, {.tokens = tokens, .computed = tokens - 1, .blocks = blocks}};
+void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block) {
+  LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= end_block);
+  by_age_[next_age_] = {id,
+                        {.tokens = tokens,
+                         .computed = tokens - 1,
+                         .end_block = end_block,
+                         .blocks = options_.groups.BlocksHeld(tokens - 1, end_block)}};
   entries_[id] = next_age_++;
 }
 
@@ -30,12 +34,25 @@ void DecodeScheduler::Remove(SequenceId id) {
   entries_.erase(it);
 }
 
-DecodeScheduler::Step DecodeScheduler::Next(int32_t free_blocks) {
+int64_t DecodeScheduler::BlocksToRecompute(int32_t tokens) const {
+  return options_.groups.MostBlocks(tokens, options_.step_rows);
+}
+
+int64_t DecodeScheduler::BlocksToHold(Entry& entry) const {
+  // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
+  if (entry.recomputing) return BlocksToRecompute(entry.tokens);
+  // One that decodes needs room for the row it is about to write.
+  entry.end_block = std::max(entry.end_block, BlocksFor(entry.tokens));
+  return options_.groups.BlocksHeld(entry.computed, entry.end_block);
+}
+
+DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now) {
   Step step;
+  int64_t free_blocks = free_now;
   int32_t batch = 0;
   int32_t rows = options_.step_rows;
   // Takes blocks from the youngest sequences younger than `age` until `need` are free.
-  const auto make_room = [&](uint64_t age, int32_t need) {
+  const auto make_room = [&](uint64_t age, int64_t need) {
     for (auto it = by_age_.rbegin(); it != by_age_.rend() && it->first > age && free_blocks < need;
          ++it) {
       auto& [id, entry] = it->second;
@@ -50,20 +67,18 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_blocks) {
   for (auto& [age, sequence] : by_age_) {
     auto& [id, entry] = sequence;
     if (batch == options_.max_batch || rows == 0) break;
-    // A preempted sequence comes back with room for all its tokens, so that it does not thrash; one
-    // that decodes needs room for the row it is about to write.
-    const int32_t need = BlocksFor(entry.tokens) - entry.blocks;
-    if (need > 0) {
-      if (!make_room(age, need)) {
-        if (entry.blocks == 0) break;  // Waits for room; those behind it wait too.
-        free_blocks += entry.blocks;
-        entry = {.tokens = entry.tokens, .recomputing = true};
-        step.preempt.push_back(id);
-        break;
-      }
-      free_blocks -= need;
-      entry.blocks += need;
-      step.grow.emplace_back(id, need);
+    const int64_t change = BlocksToHold(entry) - entry.blocks;
+    if (change > 0 && !make_room(age, change)) {
+      if (entry.blocks == 0) break;  // Waits for room; those behind it wait too.
+      free_blocks += entry.blocks;
+      entry = {.tokens = entry.tokens, .recomputing = true};
+      step.preempt.push_back(id);
+      break;
+    }
+    if (change != 0) {
+      free_blocks -= change;
+      entry.blocks += change;
+      step.change.emplace_back(id, static_cast<int32_t>(change));
     }
     const int32_t missing = entry.tokens - entry.computed;
     LYNX_CHECK(missing >
@@ -71,7 +86,10 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_blocks) {
     const int32_t count = std::min(rows, missing);
     step.work.push_back({id, entry.computed, count, entry.recomputing, count == missing});
     entry.computed += count;
-    if (count == missing) entry.recomputing = false;
+    if (count == missing) {
+      entry.recomputing = false;
+      entry.end_block = std::max(entry.end_block, BlocksFor(entry.tokens));
+    }
     rows -= count;
     ++batch;
   }
@@ -85,13 +103,13 @@ void DecodeScheduler::OnToken(SequenceId id) {
 }
 
 int32_t DecodeScheduler::headroom_blocks() const {
-  int32_t headroom = 0;
+  int64_t headroom = 0;
   for (const auto& [age, sequence] : by_age_) {
     const Entry& entry = sequence.second;
-    // One more block for each that runs, everything a preempted one must get back.
-    headroom += entry.blocks > 0 ? 1 : BlocksFor(entry.tokens);
+    // One more block in each group for each that runs, everything a preempted one must get back.
+    headroom += entry.blocks > 0 ? options_.groups.count() : BlocksToRecompute(entry.tokens);
   }
-  return headroom;
+  return static_cast<int32_t>(std::min<int64_t>(headroom, INT32_MAX));
 }
 
 int32_t DecodeScheduler::running() const {

@@ -14,9 +14,10 @@ using SequenceId = uint64_t;
 // their blocks up.
 //
 // Continuous batching: sequences join and leave between steps. Blocks are granted for the prompt
-// and one more, and grow as tokens come, so the pool can run out; then the youngest sequence is
-// preempted: it loses its blocks, and its tokens are recomputed when room returns. The oldest
-// always advances, and no sequence is admitted that could not fit alone, so every one ends.
+// and one more, grow as tokens come and return as windows pass, so the pool can run out; then the
+// youngest sequence is preempted: it loses its blocks, and its tokens are recomputed when room
+// returns. The oldest always advances, and no sequence is admitted that could not fit alone, so
+// every one ends.
 //
 // Pure bookkeeping over counts; the caller holds the leases. Not thread-safe.
 class DecodeScheduler {
@@ -25,6 +26,7 @@ class DecodeScheduler {
     int32_t max_batch = 64;   // > 0: sequences in a step.
     int32_t step_rows = 256;  // >= max_batch: rows of a step; what decoding leaves recomputes.
     int32_t pool_blocks = 0;  // > 0
+    kv::KvGroups groups = {};
   };
 
   // Rows of one sequence in the next step: the last sampled token (one decode row), or a chunk of
@@ -38,16 +40,17 @@ class DecodeScheduler {
   };
 
   struct Step {
-    std::vector<SequenceId> preempt;                   // Release these sequences' blocks first,
-    std::vector<std::pair<SequenceId, int32_t>> grow;  // then lease so many more for these,
-    std::vector<Work> work;                            // then run this.
+    std::vector<SequenceId> preempt;  // Release these sequences' blocks first,
+    // then lease so many more for these, or below 0 give back, in this order,
+    std::vector<std::pair<SequenceId, int32_t>> change;
+    std::vector<Work> work;  // then run this.
   };
 
   explicit DecodeScheduler(const Options& options);
 
-  // Adds a sequence after those already here: `tokens` known tokens (prompt and sampled ones), KV
-  // of all but the last in its `blocks` blocks.
-  void Add(SequenceId id, int32_t tokens, int32_t blocks);
+  // Adds a sequence after those already here: `tokens` known tokens (prompt and sampled ones), all
+  // KV that the last one attends to in tables that reach to `end_block`.
+  void Add(SequenceId id, int32_t tokens, int32_t end_block);
 
   // Forgets a sequence; its blocks are the caller's to release. Unknown ids are ignored.
   void Remove(SequenceId id);
@@ -67,11 +70,16 @@ class DecodeScheduler {
 
  private:
   struct Entry {
-    int32_t tokens = 0;    // Known tokens.
-    int32_t computed = 0;  // Tokens whose KV is in place; tokens - 1 when ready to decode.
-    int32_t blocks = 0;
+    int32_t tokens = 0;     // Known tokens.
+    int32_t computed = 0;   // Tokens whose KV is in place; tokens - 1 when ready to decode.
+    int32_t end_block = 0;  // Of its tables.
+    int64_t blocks = 0;     // Held.
     bool recomputing = false;
   };
+  // What the entry is to hold in the next step; its tables then reach to entry.end_block.
+  int64_t BlocksToHold(Entry& entry) const;
+  // Of a sequence that computes all of `tokens` tokens again.
+  int64_t BlocksToRecompute(int32_t tokens) const;
 
   const Options options_;
   std::map<uint64_t, std::pair<SequenceId, Entry>> by_age_;  // Order of arrival.

@@ -67,6 +67,11 @@ struct KvSender::Handoff {
   std::optional<absl::Status> end;  // Decided; waiting for `sends` to come to 0.
 };
 
+size_t KvSender::PushedBit(const Handoff& handoff, int32_t layer, int32_t block) {
+  return static_cast<size_t>(layer) * static_cast<size_t>(handoff.grant.blocks()) +
+         static_cast<size_t>(block);
+}
+
 KvSender::KvSender(transfer::NodeIdentity self, kv::KvArena& arena,
                    std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
                    telemetry::Registry& registry, const Options& options)
@@ -186,8 +191,7 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
     return bad(absl::StrCat("the grant wants blocks ", handoff.held_blocks, " to ",
                             handoff.grant.blocks()));
   }
-  const size_t base = static_cast<size_t>(layer) * static_cast<size_t>(handoff.grant.blocks()) +
-                      static_cast<size_t>(first_block);
+  const size_t base = PushedBit(handoff, layer, first_block);
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i] < 0 || blocks[i] >= arena_.blocks()) return bad("no such block in the arena");
     if (handoff.pushed[base + i]) return bad("pushed before");
@@ -206,13 +210,25 @@ absl::Status KvSender::Commit(HandoffId id, const proto::CommitBody& body) {
     return absl::NotFoundError(absl::StrCat("hand-off ", id, " is over"));
   }
   Handoff& handoff = *it->second;
-  const int64_t layers = arena_.layout().layers;
-  const int64_t want = layers * (int64_t{body.blocks()} - handoff.held_blocks);
-  if (handoff.committed || want <= 0 || handoff.pushed_count != want) {
+  const kv::KvGroups& groups = arena_.layout().groups;
+  int64_t want = 0;
+  int64_t wanted_pushed = 0;
+  for (int32_t layer = 0; layer < arena_.layout().layers; ++layer) {
+    const int32_t first = std::max(handoff.held_blocks,
+                                   groups.FirstBlock(groups.group_of(layer), body.prompt_size()));
+    for (int32_t block = first; block < std::min(body.blocks(), handoff.grant.blocks()); ++block) {
+      want += 1;
+      wanted_pushed += handoff.pushed[PushedBit(handoff, layer, block)] ? 1 : 0;
+    }
+  }
+  const bool in_grant =
+      body.blocks() > handoff.held_blocks && body.blocks() <= handoff.grant.blocks();
+  if (handoff.committed || !in_grant || wanted_pushed != want || handoff.pushed_count != want) {
     return absl::InvalidArgumentError(
-        absl::StrCat("commit of ", body.blocks(), " blocks for hand-off ", id, ": ",
-                     handoff.pushed_count, " blocks of all layers were pushed, ", want,
-                     " are to be", handoff.committed ? "; committed before" : ""));
+        absl::StrCat("commit of ", body.blocks(), " blocks for hand-off ", id, ": ", wanted_pushed,
+                     " of the ", want, " blocks of all layers that are to be were pushed, and ",
+                     handoff.pushed_count - wanted_pushed, " others",
+                     handoff.committed ? "; committed before" : ""));
   }
   handoff.committed = true;
   Peer& peer = *peers_.at(handoff.peer);

@@ -72,14 +72,14 @@ class KvSender final : private transfer::TransferEngine::Receiver {
 
   // Sends one layer of the sequence's blocks [first_block, first_block + blocks.size()), stored in
   // `blocks` of the arena, which must be final. Each block of each layer once, none of the prefix
-  // that decode holds.
+  // that decode holds, none that lies before what a row behind the prompt attends to.
   //   NotFound         the hand-off is over; Done has said or will say why.
   //   InvalidArgument  out of range, repeated, or after Commit: the hand-off is as before.
   absl::Status Push(HandoffId handoff, int32_t layer, int32_t first_block,
                     std::span<const kv::BlockId> blocks);
 
-  // All blocks of [held prefix, body.blocks()) have been pushed in every layer: hand over.
-  //   NotFound, InvalidArgument (a block was not pushed, or committed before): as above.
+  // All such blocks up to body.blocks() have been pushed in every layer: hand over.
+  //   NotFound, InvalidArgument (one was not pushed, or another was; committed before): as above.
   absl::Status Commit(HandoffId handoff, const proto::CommitBody& body);
 
   // Gives the hand-off up. Done(Cancelled) follows once nothing reads its blocks. Unknown ids are
@@ -103,6 +103,8 @@ class KvSender final : private transfer::TransferEngine::Receiver {
                  std::unique_ptr<transfer::Landing> payload) override;
   void OnPeerDown(transfer::PeerId peer, const absl::Status& reason) override;
 
+  // Of Handoff::pushed.
+  static size_t PushedBit(const Handoff& handoff, int32_t layer, int32_t block);
   absl::StatusOr<Peer*> FindOrConnect(const proto::GrantInfo& grant);
   void OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply);
   void OnCommitReply(Peer& peer, const proto::CommitReply& reply);

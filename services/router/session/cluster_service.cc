@@ -12,13 +12,32 @@
 namespace lynx::router {
 namespace {
 
+// Blocks of `tokens` tokens in every group of layers, of each at most what `bound` says.
+template <typename Bound>
+int64_t SumGroups(const proto::NodeStatus& node, int64_t tokens, Bound bound) {
+  const int64_t whole = kv::BlocksFor(tokens);
+  if (node.kv_groups().empty()) return whole;
+  int64_t blocks = 0;
+  for (const proto::KvGroup& group : node.kv_groups()) {
+    const int64_t most = bound(group);
+    blocks += most > 0 ? std::min(whole, most) : whole;
+  }
+  return blocks;
+}
+
 int64_t TotalTokens(const SequenceRequest& request) {
   return static_cast<int64_t>(request.prompt.size()) + request.sampling.max_new_tokens();
 }
 
-// What decode needs free to take a hand-off: the prompt and room for the next token.
-int64_t BlocksNow(const SequenceRequest& request) {
-  return kv::BlocksFor(static_cast<int64_t>(request.prompt.size()) + 1);
+// The most blocks that a sequence of so many tokens ever holds on a node, ...
+int64_t MostBlocks(const proto::NodeStatus& node, int64_t tokens) {
+  return SumGroups(node, tokens, [](const proto::KvGroup& group) { return group.most_blocks(); });
+}
+
+// ... and what decode needs free to take a hand-off: the prompt and room for the next token.
+int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceRequest& request) {
+  return SumGroups(decode, static_cast<int64_t>(request.prompt.size()) + 1,
+                   [](const proto::KvGroup& group) { return group.granted_blocks(); });
 }
 
 // A node that does not tell a limit (0) is not limited by it.
@@ -265,7 +284,6 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
 PlacementRequest ClusterService::Placement(const Entry& entry) const {
   const SequenceRequest& request = entry.session.request();
   return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
-          .blocks_now = static_cast<int32_t>(BlocksNow(request)),
           .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
           .tpot_limit = options_.slo_tpot};
 }
@@ -341,8 +359,8 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
   SequenceSession& session = entry.session;
   const SequenceRequest& request = session.request();
   const absl::Time now = loop_.Now();
-  const PlacementRequest placement = Placement(entry);
   for (;;) {
+    PlacementRequest placement = Placement(entry);  // Of the blocks, the candidates decide.
     std::vector<DecodeCandidate> all;
     std::vector<DecodeCandidate> preferred;
     can_wait = false;
@@ -358,6 +376,8 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
       can_wait = can_wait || fits;
       if (!fits || !prefill_free || resting_.contains(decode->id)) continue;
       all.push_back(loads_.Decode(*decode));
+      placement.blocks_now =
+          std::max(placement.blocks_now, static_cast<int32_t>(BlocksNow(decode->status, request)));
       if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
     }
     std::optional<NodeId> node = policy_->PickDecode(preferred, placement);
@@ -388,9 +408,9 @@ bool ClusterService::Fits(const Member& decode, const Member& prefill,
                           const SequenceSession& session) const {
   const int64_t prompt = static_cast<int64_t>(session.request().prompt.size());
   const int64_t total = TotalTokens(session.request());
-  return Within(kv::BlocksFor(total), decode.status.kv_blocks_total()) &&
+  return Within(MostBlocks(decode.status, total), decode.status.kv_blocks_total()) &&
          Within(total, decode.status.max_context_tokens()) &&
-         Within(kv::BlocksFor(prompt), prefill.status.kv_blocks_total()) &&
+         Within(MostBlocks(prefill.status, prompt), prefill.status.kv_blocks_total()) &&
          Within(prompt, prefill.status.max_context_tokens()) &&
          !session.too_small().contains(decode.id) && !session.too_small().contains(prefill.id);
 }
@@ -415,16 +435,18 @@ bool ClusterService::FitsAny(const SequenceSession& session, bool only_ready) co
 absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
   int64_t decode_blocks = 0;
   int64_t prefill_blocks = 0;
+  int64_t needed = kv::BlocksFor(TotalTokens(request));
   for (const auto& [endpoint, member] : nodes_.nodes().members()) {
     if (member.id == 0) continue;
     int64_t& most = member.role == proto::ROLE_DECODE ? decode_blocks : prefill_blocks;
-    most = std::max<int64_t>(most, member.status.kv_blocks_total());
+    if (member.status.kv_blocks_total() <= most) continue;
+    most = member.status.kv_blocks_total();
+    if (member.role == proto::ROLE_DECODE) needed = MostBlocks(member.status, TotalTokens(request));
   }
   return absl::OutOfRangeError(absl::StrCat(
       "the prompt's ", request.prompt.size(), " tokens and ", request.sampling.max_new_tokens(),
-      " new ones need ", kv::BlocksFor(TotalTokens(request)),
-      " blocks of KV memory; the largest decode node has ", decode_blocks,
-      ", the largest prefill node ", prefill_blocks, " for the prompt"));
+      " new ones need ", needed, " blocks of KV memory; the largest decode node has ",
+      decode_blocks, ", the largest prefill node ", prefill_blocks, " for the prompt"));
 }
 
 void ClusterService::SendCancel(NodeId node, uint64_t wire_id, const char* reason) {
@@ -442,9 +464,8 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
     if (session.wire_id() != 0) LYNX_CHECK(wires_.emplace(session.wire_id(), id).second);
     entry.wire_id = session.wire_id();
   }
-  const int64_t blocks = BlocksNow(session.request());
   if (entry.charged_decode != 0 && entry.charged_decode != session.decode()) {
-    loads_.Released(entry.charged_decode, blocks, entry.charged_as_granted);
+    loads_.Released(entry.charged_decode, entry.charged_blocks, entry.charged_as_granted);
     // Blocks that were granted return, so the node may have room again. A refused reservation
     // returns nothing: asking at once would only be refused again.
     if (entry.charged_as_granted) resting_.erase(entry.charged_decode);
@@ -453,11 +474,14 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
     SchedulePump();
   }
   if (session.decode() != 0 && entry.charged_decode == 0) {
-    loads_.Reserving(session.decode(), blocks);
+    const Member* decode = nodes_.nodes().Find(session.decode());
+    entry.charged_blocks =
+        BlocksNow(decode != nullptr ? decode->status : proto::NodeStatus(), session.request());
+    loads_.Reserving(session.decode(), entry.charged_blocks);
     entry.charged_decode = session.decode();
   }
   if (entry.charged_decode != 0 && session.granted() && !entry.charged_as_granted) {
-    loads_.Granted(entry.charged_decode, blocks);
+    loads_.Granted(entry.charged_decode, entry.charged_blocks);
     entry.charged_as_granted = true;
   }
   const int64_t tokens = static_cast<int64_t>(session.request().prompt.size());

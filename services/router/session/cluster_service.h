@@ -76,6 +76,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     uint64_t wire_id = 0;                         // As in wires_.
     absl::Time watched = absl::InfiniteFuture();  // As in deadlines_; infinite: not in it.
     NodeId charged_decode = 0;                    // As in loads_.
+    int64_t charged_blocks = 0;
     bool charged_as_granted = false;
     NodeId charged_prefill = 0;
     int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.

@@ -23,15 +23,17 @@ using ::testing::SizeIs;
 constexpr int32_t kVocab = 97;
 
 std::unique_ptr<Engine> NewEngine(int32_t kv_blocks, int32_t max_step_rows = 64,
-                                  int32_t max_step_logits = 16) {
-  return std::make_unique<Engine>(std::make_unique<FakeModelRunner>(
-                                      FakeModelRunner::Options{.vocab_size = kVocab,
-                                                               .kv_blocks = kv_blocks,
-                                                               .max_step_rows = max_step_rows,
-                                                               .max_step_logits = max_step_logits}),
-                                  EngineOptions{.vocab_size = kVocab,
-                                                .max_step_rows = max_step_rows,
-                                                .max_step_logits = max_step_logits});
+                                  int32_t max_step_logits = 16,
+                                  const std::vector<kv::Reach>& reaches = {}) {
+  return std::make_unique<Engine>(
+      std::make_unique<FakeModelRunner>(FakeModelRunner::Options{.vocab_size = kVocab,
+                                                                 .kv_blocks = kv_blocks,
+                                                                 .max_step_rows = max_step_rows,
+                                                                 .max_step_logits = max_step_logits,
+                                                                 .reaches = reaches}),
+      EngineOptions{.vocab_size = kVocab,
+                    .max_step_rows = max_step_rows,
+                    .max_step_logits = max_step_logits});
 }
 
 // Requests with every kind of setting in some mixture.
@@ -127,6 +129,54 @@ TEST(GenerateTest, PreemptionIsTokenIdenticalToARoomyRun) {
   EXPECT_GE(counts.preemptions, 1);
   EXPECT_EQ(tight->pool().free_blocks(), 9);
   EXPECT_THAT((*got)[0].output, SizeIs(48));
+}
+
+// Whole-context KV: all blocks of the context are leased at the start and none is given back.
+std::vector<GenerateResult> WithWholeContext(const std::vector<GenerateRequest>& requests,
+                                             const std::vector<kv::Reach>& reaches) {
+  std::vector<GenerateResult> results;
+  for (const GenerateRequest& request : requests) {
+    auto engine = NewEngine(/*kv_blocks=*/64, 64, 64, reaches);
+    auto sequence = Sequence::Create(request.prompt, request.params,
+                                     {.vocab_size = kVocab, .max_context_tokens = 128});
+    EXPECT_THAT(sequence, IsOk());
+    EXPECT_THAT((*sequence)->EnsureBlocks(engine->pool(), 128), IsOk());
+    GenerateResult& result = results.emplace_back();
+    while (!(*sequence)->finished()) {
+      const int32_t chunk = std::min((*sequence)->pending_tokens(), 64);
+      EXPECT_THAT(engine->Step({{{sequence->get(), chunk}}}), IsOk());
+      const ItemResult& item = engine->results()[0];
+      result.prompt_logprobs.insert(result.prompt_logprobs.end(), item.prompt_logprobs.begin(),
+                                    item.prompt_logprobs.end());
+      if (item.has_token) result.output.push_back(item.token);
+    }
+    EXPECT_EQ(engine->pool().capacity_blocks() - engine->pool().free_blocks(), 24);
+    result.finish_reason = (*sequence)->finish_reason();
+  }
+  return results;
+}
+
+TEST(GenerateTest, WhatWindowsHavePassedIsNotMissed) {
+  const std::vector<kv::Reach> reaches = {{}, {.window = 20}, {.chunk = 24}};
+  for (uint32_t seed : {1u, 2u, 3u}) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const std::vector<GenerateRequest> requests = MixedRequests(12, seed);
+    const std::vector<GenerateResult> whole = WithWholeContext(requests, reaches);
+    for (int32_t chunk : {1, 7, 16, 64}) {
+      for (int32_t kv_blocks : {23, 128}) {
+        SCOPED_TRACE(::testing::Message() << "chunk " << chunk << " blocks " << kv_blocks);
+        auto engine = NewEngine(kv_blocks, 64, 16, reaches);
+        GenerateCounts counts;
+        const auto got = Generate(
+            *engine, requests,
+            {.max_context_tokens = 128, .max_chunk_tokens = chunk, .max_sequences = 12}, &counts);
+        ASSERT_THAT(got, IsOk());
+        ExpectEqual(*got, whole);
+        EXPECT_EQ(engine->pool().free_blocks(), kv_blocks);
+        EXPECT_EQ(counts.preemptions > 0, kv_blocks == 23);
+      }
+    }
+  }
 }
 
 // A node that dies after any token: another one goes on from prompt and output.

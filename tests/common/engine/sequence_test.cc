@@ -75,8 +75,9 @@ TEST(SequenceTest, BlocksComeAndGoWithTheSequence) {
   other->Reset();
   (*sequence)->Preempt();
   EXPECT_EQ(pool.free_blocks(), 4);
-  auto lease = pool.Acquire(1);
-  (*sequence)->AdoptKv(*std::move(lease), 2);
+  auto blocks = kv::BlockTable::Acquire(pool, 2, 3);
+  ASSERT_THAT(blocks, IsOk());
+  (*sequence)->AdoptKv(*std::move(blocks), 2);
   EXPECT_EQ((*sequence)->pending_tokens(), 1);
   sequence->reset();
   EXPECT_EQ(pool.free_blocks(), 4);

@@ -115,7 +115,7 @@ class ShadowTest : public ::testing::Test {
       kv::KvArena& arena = runner->kv();
       for (const auto& sequence : sequences) {
         for (int32_t p = 0; p < sequence->computed_tokens(); ++p) {
-          const auto block = sequence->blocks()[static_cast<size_t>(p / kv::kBlockTokens)];
+          const auto block = sequence->blocks().group(0)[static_cast<size_t>(p / kv::kBlockTokens)];
           for (int32_t layer = 0; layer < kModel.layers; ++layer) {
             const std::byte* slot =
                 arena.BlockLayer(layer, block) + p % kv::kBlockTokens * sizeof(uint64_t);

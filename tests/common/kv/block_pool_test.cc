@@ -42,23 +42,6 @@ TEST(BlockPoolTest, MovedFromLeaseOwnsNothing) {
   pool.reset();  // The empty lease may outlive the pool.
 }
 
-TEST(BlockPoolTest, AppendKeepsTokenOrderAndReturnsEverythingAtOnce) {
-  BlockPool pool(8);
-  auto first = pool.Acquire(2);
-  auto second = pool.Acquire(3);
-  ASSERT_TRUE(first.ok() && second.ok());
-  std::vector<BlockId> want(first->blocks().begin(), first->blocks().end());
-  want.insert(want.end(), second->blocks().begin(), second->blocks().end());
-  BlockLease joined;
-  joined.Append(*std::move(first));
-  joined.Append(*std::move(second));
-  joined.Append(BlockLease());
-  EXPECT_THAT(joined.blocks(), ::testing::ElementsAreArray(want));
-  EXPECT_EQ(joined.capacity_tokens(), 5 * kBlockTokens);
-  joined.Reset();
-  EXPECT_EQ(pool.free_blocks(), 8);
-}
-
 // Random traffic against a model: no block is leased twice and none is lost.
 TEST(BlockPoolTest, ConservesBlocksUnderRandomTraffic) {
   static constexpr uint32_t kSeeds[] = {1, 2, 3, 20240229};
@@ -73,9 +56,6 @@ TEST(BlockPoolTest, ConservesBlocksUnderRandomTraffic) {
         if (lease.ok()) live.push_back(*std::move(lease));
       } else {
         std::swap(live[rng() % live.size()], live.back());
-        if (live.size() > 1 && rng() % 4 == 0) {
-          live[0].Append(std::move(live.back()));
-        }
         live.pop_back();
       }
       std::set<BlockId> leased;

@@ -19,10 +19,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-constexpr kv::KvLayout kLayout = {
-    .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = DType::kBf16};
+const kv::KvLayout kLayout = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = DType::kBf16};
 
-constexpr kv::KvLayout kLatents = {
+const kv::KvLayout kLatents = {
     .kind = kv::KvKind::kLatent, .layers = 4, .kv_heads = 1, .head_dim = 72, .dtype = DType::kBf16};
 
 proto::LayoutDescriptor Descriptor() { return DescribeLayout(kLayout, 2, 1, 0, 0); }
@@ -71,6 +70,25 @@ TEST(CopyPlanTest, AnotherKindIsRefusedNamingBothLayouts) {
                              HasSubstr("receiver has latents of 72"))));
 }
 
+TEST(CopyPlanTest, LayersThatKeepOtherTokensAreRefusedNamingBoth) {
+  const auto with = [](std::vector<kv::Reach> reaches) {
+    kv::KvLayout layout = kLayout;
+    layout.groups = kv::KvGroups(reaches);
+    return DescribeLayout(layout, 2, 1, 0, 0);
+  };
+  const auto windows = with({{}, {.window = 8}, {}, {.window = 8}});
+  EXPECT_THAT(PlanCopy(windows, windows), IsOk());
+  EXPECT_THAT(PlanCopy(with({{}, {}, {}, {}}), Descriptor()), IsOk());
+  EXPECT_THAT(PlanCopy(windows, Descriptor()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("2 layers keep a window of 8, 2 all tokens"),
+                             HasSubstr("receiver has all tokens (4 layers keep all tokens)"))));
+  EXPECT_THAT(PlanCopy(windows, with({{.window = 8}, {}, {.window = 8}, {}})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in layer 0")));
+  EXPECT_THAT(PlanCopy(windows, with({{}, {.chunk = 8}, {}, {.window = 8}})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("chunks of 8")));
+}
+
 TEST(CopyPlanTest, DescriptorsThatContradictThemselvesAreInvalid) {
   using Change = void (*)(proto::LayoutDescriptor&);
   const Change changes[] = {
@@ -83,6 +101,13 @@ TEST(CopyPlanTest, DescriptorsThatContradictThemselvesAreInvalid) {
       [](auto& d) { d.set_head_end(0); },
       [](auto& d) { d.set_head_end(3); },
       [](auto& d) { d.set_dtype("f8"); },
+      [](auto& d) { d.add_reach(); },  // Of one layer of four.
+      [](auto& d) {
+        for (int i = 0; i < 4; ++i) d.add_reach()->set_window(-1);
+      },
+      [](auto& d) {
+        for (int i = 0; i < 4; ++i) d.add_reach()->set_chunk(-1);
+      },
       [](auto& d) { d.Clear(); },
   };
   for (Change change : changes) {

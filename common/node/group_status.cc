@@ -1,0 +1,18 @@
+#include "common/node/group_status.h"
+
+#include "common/kv/kv_layout.h"
+
+namespace lynx::node {
+
+void DescribeGroups(const kv::KvGroups& groups, int32_t step_rows, proto::NodeStatus& status) {
+  if (groups == kv::KvGroups()) return;
+  // What is granted goes up to two blocks beyond the next row.
+  constexpr int32_t kGrantedRows = 2 * kv::kBlockTokens;
+  for (int32_t g = 0; g < groups.count(); ++g) {
+    proto::KvGroup& group = *status.add_kv_groups();
+    group.set_most_blocks(static_cast<int32_t>(groups.MostBlocksOf(g, step_rows)));
+    group.set_granted_blocks(static_cast<int32_t>(groups.MostBlocksOf(g, kGrantedRows)));
+  }
+}
+
+}  // namespace lynx::node

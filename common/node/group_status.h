@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/kv/kv_groups.h"
+#include "common/proto/control.pb.h"
+
+namespace lynx::node {
+
+// Tells routers how many blocks a sequence holds on this node, whose steps have up to `step_rows`
+// rows. Nothing is said where all layers keep all tokens.
+void DescribeGroups(const kv::KvGroups& groups, int32_t step_rows, proto::NodeStatus& status);
+
+}  // namespace lynx::node
