@@ -73,7 +73,8 @@ absl::Status Sequence::EnsureBlocks(kv::BlockPool& pool, int64_t tokens) {
 
 absl::Status Sequence::ReserveBlocks(kv::BlockPool& pool, int64_t tokens, int32_t step_rows) {
   LYNX_CHECK_MSG(!in_step_, "blocks changed inside a step");
-  LYNX_RETURN_IF_ERROR(blocks_.Reserve(pool, pool.groups().MostBlocks(tokens, step_rows)));
+  LYNX_RETURN_IF_ERROR(blocks_.Reserve(
+      pool, pool.groups().MostBlocks(tokens, step_rows) + blocks_.shared_in_windows()));
   reserved_tokens_ = tokens;
   return absl::OkStatus();
 }

@@ -1,6 +1,5 @@
 #include "common/kv/block_pool.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +33,7 @@ BlockPool::BlockPool(int32_t capacity_blocks, KvGroups groups)
     : capacity_blocks_(capacity_blocks), groups_(std::move(groups)) {
   LYNX_CHECK(capacity_blocks > 0);
   free_.reserve(static_cast<size_t>(capacity_blocks));
+  uses_.resize(static_cast<size_t>(capacity_blocks));
   for (BlockId id = capacity_blocks - 1; id >= 0; --id) free_.push_back(id);
 }
 
@@ -57,25 +57,89 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Take(int64_t blocks) {
     return absl::OutOfRangeError(
         absl::StrCat(blocks, " blocks asked, the pool has ", capacity_blocks_));
   }
-  MutexLock lock(mu_);
-  if (blocks > static_cast<int64_t>(free_.size())) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(blocks, " blocks asked, ", free_.size(), " free"));
+  int64_t missing = 0;
+  {
+    MutexLock lock(mu_);
+    if (blocks > static_cast<int64_t>(free_.size()) + idle_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          blocks, " blocks asked, ", static_cast<int64_t>(free_.size()) + idle_, " free"));
+    }
+    missing = blocks - static_cast<int64_t>(free_.size());
   }
+  if (missing > 0) reclaimer_->Reclaim(missing);
+  MutexLock lock(mu_);
+  LYNX_CHECK(blocks <= static_cast<int64_t>(free_.size()));
   std::vector<BlockId> taken(free_.rbegin(), free_.rbegin() + blocks);
   free_.resize(free_.size() - static_cast<size_t>(blocks));
+  for (const BlockId block : taken) uses_[static_cast<size_t>(block)].holders = 1;
   return taken;
 }
 
 int32_t BlockPool::free_blocks() const {
   MutexLock lock(mu_);
-  return static_cast<int32_t>(free_.size());
+  return static_cast<int32_t>(free_.size()) + idle_;
 }
 
 void BlockPool::Release(std::span<const BlockId> blocks) {
   MutexLock lock(mu_);
-  free_.insert(free_.end(), blocks.rbegin(), blocks.rend());
-  LYNX_CHECK(free_.size() <= static_cast<size_t>(capacity_blocks_));
+  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+    if (*block == kNoBlock) continue;
+    Use& use = uses_[static_cast<size_t>(*block)];
+    LYNX_CHECK(use.holders > 0);
+    if (--use.holders > 0) continue;
+    if (use.kept) {
+      ++idle_;
+    } else {
+      free_.push_back(*block);
+    }
+  }
+}
+
+void BlockPool::Share(std::span<const BlockId> blocks) {
+  MutexLock lock(mu_);
+  for (const BlockId block : blocks) {
+    if (block == kNoBlock) continue;
+    Use& use = uses_[static_cast<size_t>(block)];
+    LYNX_CHECK(use.holders > 0 || use.kept);
+    if (use.holders++ == 0) --idle_;
+  }
+}
+
+bool BlockPool::Shared(BlockId block) const {
+  MutexLock lock(mu_);
+  const Use& use = uses_[static_cast<size_t>(block)];
+  return use.kept || use.holders > 1;
+}
+
+void BlockPool::Keep(BlockId block) {
+  MutexLock lock(mu_);
+  Use& use = uses_[static_cast<size_t>(block)];
+  LYNX_CHECK(use.holders > 0 && !use.kept);
+  use.kept = true;
+}
+
+void BlockPool::Drop(std::span<const BlockId> blocks) {
+  MutexLock lock(mu_);
+  for (const BlockId block : blocks) {
+    if (block == kNoBlock) continue;
+    Use& use = uses_[static_cast<size_t>(block)];
+    LYNX_CHECK(use.kept);
+    use.kept = false;
+    if (use.holders > 0) continue;
+    --idle_;
+    free_.push_back(block);
+  }
+}
+
+int64_t BlockPool::IdleAmong(std::span<const BlockId> blocks) const {
+  MutexLock lock(mu_);
+  int64_t idle = 0;
+  for (const BlockId block : blocks) {
+    if (block == kNoBlock) continue;
+    const Use& use = uses_[static_cast<size_t>(block)];
+    idle += use.kept && use.holders == 0 ? 1 : 0;
+  }
+  return idle;
 }
 
 }  // namespace lynx::kv

@@ -48,13 +48,25 @@ class [[nodiscard]] BlockLease {
 // Hands out the fixed set of KV blocks of one arena. Bookkeeping only: neither allocates nor
 // touches the memory.
 //
-// Invariant: free_blocks() + (blocks in live leases) == capacity_blocks(), and no block is in two
-// leases.
+// A PrefixCache may keep blocks after their holders are gone, and share them with new ones. A kept
+// block that nobody holds counts as free: it is reclaimed when it is needed.
 //
-// Thread-safe. No call blocks on anything but a short critical section; a caller that wants to wait
-// for space queues the request itself.
+// Invariant: free_blocks() + (blocks that somebody holds) == capacity_blocks(). Without a cache no
+// block has two holders.
+//
+// Thread-safe, but for Acquire and the cache's calls, which are one thread's where there is a
+// cache. No call blocks on anything but a short critical section; a caller that wants to wait for
+// space queues the request itself.
 class BlockPool {
  public:
+  // Who keeps blocks.
+  class Reclaimer {
+   public:
+    virtual ~Reclaimer() = default;
+    // Drops at least `blocks` kept blocks that nobody holds, or all there are. Called by Acquire.
+    virtual void Reclaim(int64_t blocks) = 0;
+  };
+
   // > 0 blocks; `groups`: of the layers whose KV they hold.
   explicit BlockPool(int32_t capacity_blocks, KvGroups groups = {});
 
@@ -78,14 +90,33 @@ class BlockPool {
  private:
   friend class BlockLease;
   friend class BlockTable;
+  friend class PrefixCache;
   absl::StatusOr<std::vector<BlockId>> Take(int64_t blocks) LYNX_EXCLUDES(mu_);
   void Release(std::span<const BlockId> blocks) LYNX_EXCLUDES(mu_);
+
+  // kNoBlock is skipped in all of these.
+  // One more holder of each: of held or kept blocks.
+  void Share(std::span<const BlockId> blocks) LYNX_EXCLUDES(mu_);
+  // Whether others hold it or it is kept: it must not be written any more.
+  bool Shared(BlockId block) const LYNX_EXCLUDES(mu_);
+  void SetReclaimer(Reclaimer* reclaimer) { reclaimer_ = reclaimer; }
+  void Keep(BlockId block) LYNX_EXCLUDES(mu_);  // Of a held block, once.
+  void Drop(std::span<const BlockId> blocks) LYNX_EXCLUDES(mu_);
+  // Kept ones that nobody holds.
+  int64_t IdleAmong(std::span<const BlockId> blocks) const LYNX_EXCLUDES(mu_);
 
   const int32_t capacity_blocks_;
   const KvGroups groups_;
   mutable Mutex mu_;
   // Used as a stack, so the most recently freed blocks (warmest in cache and TLB) go out first.
   std::vector<BlockId> free_ LYNX_GUARDED_BY(mu_);
+  struct Use {
+    int32_t holders = 0;
+    bool kept = false;
+  };
+  std::vector<Use> uses_ LYNX_GUARDED_BY(mu_);  // By block.
+  int32_t idle_ LYNX_GUARDED_BY(mu_) = 0;       // Kept, and held by nobody.
+  Reclaimer* reclaimer_ = nullptr;              // Not owned.
 };
 
 }  // namespace lynx::kv

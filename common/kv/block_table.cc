@@ -21,6 +21,7 @@ BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
     end_block_ = std::exchange(other.end_block_, 0);
     position_ = std::exchange(other.position_, 0);
     held_ = std::exchange(other.held_, 0);
+    shared_in_windows_ = std::exchange(other.shared_in_windows_, 0);
     spare_ = std::exchange(other.spare_, {});
   }
   return *this;
@@ -30,6 +31,23 @@ absl::StatusOr<BlockTable> BlockTable::Acquire(BlockPool& pool, int32_t position
   BlockTable table;
   table.position_ = position;
   LYNX_RETURN_IF_ERROR(table.Extend(pool, tokens));
+  return table;
+}
+
+BlockTable BlockTable::Shared(BlockPool& pool, std::vector<BlockId> blocks) {
+  BlockTable table;
+  table.Join(pool);
+  pool.Share(blocks);
+  table.length_ = blocks.size() / static_cast<size_t>(pool.groups().count());
+  table.end_block_ = static_cast<int32_t>(table.length_);
+  table.position_ = table.end_block_ * kBlockTokens;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] == kNoBlock) continue;
+    ++table.held_;
+    const auto group = static_cast<int32_t>(i / table.length_);
+    if (pool.groups().reach(group).bounded()) ++table.shared_in_windows_;
+  }
+  table.table_ = std::move(blocks);
   return table;
 }
 
@@ -96,8 +114,13 @@ void BlockTable::ReleaseBefore(int32_t position) {
       BlockId* const table = table_.data() + static_cast<size_t>(g) * length_;
       const int32_t past = std::min(end_block_, groups.FirstBlock(g, position));
       for (int32_t i = groups.FirstBlock(g, position_); i < past; ++i) {
-        spare_.push_back(std::exchange(table[i], kNoBlock));
+        const BlockId block = std::exchange(table[i], kNoBlock);
         --held_;
+        if (pool_->Shared(block)) {
+          pool_->Release({&block, 1});
+        } else {
+          spare_.push_back(block);
+        }
       }
     }
   }
@@ -122,6 +145,7 @@ void BlockTable::Reset() {
   end_block_ = 0;
   position_ = 0;
   held_ = 0;
+  shared_in_windows_ = 0;
 }
 
 }  // namespace lynx::kv

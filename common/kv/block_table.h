@@ -29,6 +29,11 @@ class [[nodiscard]] BlockTable {
   // Tables for `tokens` tokens that hold what rows from `position` on need. Fails as Extend.
   static absl::StatusOr<BlockTable> Acquire(BlockPool& pool, int32_t position, int64_t tokens);
 
+  // What a PrefixCache found: `blocks` is [groups][n], kNoBlock where rows from n blocks' tokens on
+  // need none. Of these the caller becomes one more holder. They are read, never written, and given
+  // back without becoming spare.
+  static BlockTable Shared(BlockPool& pool, std::vector<BlockId> blocks);
+
   // [groups][length]: the tables, one after the other, kNoBlock where nothing is held. `length` is
   // at least end_block(). Valid until the table is changed, moved from or destroyed.
   std::span<const BlockId> blocks() const { return table_; }
@@ -39,6 +44,8 @@ class [[nodiscard]] BlockTable {
   int32_t end_block() const { return end_block_; }
   int64_t capacity_tokens() const { return int64_t{end_block_} * kBlockTokens; }
   int64_t held_blocks() const { return held_ + static_cast<int64_t>(spare_.size()); }
+  // Of Shared(): blocks that windows may pass; they will not become spare.
+  int64_t shared_in_windows() const { return shared_in_windows_; }
 
   // Raises held_blocks() to at least `blocks`, by spare ones.
   //   OutOfRange         more than the pool has: never possible.
@@ -62,6 +69,7 @@ class [[nodiscard]] BlockTable {
   int32_t end_block_ = 0;
   int32_t position_ = 0;  // Rows from here on find what they need.
   int64_t held_ = 0;      // Blocks in table_.
+  int64_t shared_in_windows_ = 0;
   std::vector<BlockId> spare_;
 };
 

@@ -45,6 +45,7 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
           telemetry::kReleaseSeconds)),
       prompt_tokens_computed(PromptTokens(registry, model, "computed")),
       prompt_tokens_transferred(PromptTokens(registry, model, "transferred")),
+      prompt_tokens_cached(PromptTokens(registry, model, "cached")),
       output_tokens(registry.AddCounter("lynx_node_output_tokens_total", "Tokens sampled.",
                                         {{"model_name", model}})),
       preemptions(registry.AddCounter("lynx_node_preemptions_total",
@@ -77,7 +78,8 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       finished_{Finished(registry, model, "stop"), Finished(registry, model, "length"),
                 Finished(registry, model, "abort"), Finished(registry, model, "error"),
                 Finished(registry, model, "handoff")} {
-  registry.AddGauge("lynx_kv_block_tokens", "Tokens in a KV block, of one group of layers.").Set(kv::kBlockTokens);
+  registry.AddGauge("lynx_kv_block_tokens", "Tokens in a KV block, of one group of layers.")
+      .Set(kv::kBlockTokens);
   SetState(proto::NODE_STATE_LOADING);
 }
 

@@ -31,6 +31,7 @@ class NodeMetrics {
   telemetry::Histogram release_seconds;  // Cancellation received to blocks returned.
   telemetry::Counter prompt_tokens_computed;
   telemetry::Counter prompt_tokens_transferred;
+  telemetry::Counter prompt_tokens_cached;
   telemetry::Counter output_tokens;
   telemetry::Counter preemptions;
   telemetry::Counter bad_logits;

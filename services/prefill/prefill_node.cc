@@ -14,6 +14,8 @@
 namespace lynx::prefill {
 namespace {
 
+const kv::PrefixHash kRootPrefix = kv::RootPrefix("");
+
 proto::Terminal TerminalOf(proto::Terminal::Kind kind) {
   proto::Terminal terminal;
   terminal.set_kind(kind);
@@ -35,7 +37,9 @@ PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSende
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
       scheduler_(options.scheduler),
-      step_time_(options.scheduler.step_rows) {}
+      step_time_(options.scheduler.step_rows) {
+  if (options.prefix_cache) prefixes_.emplace(engine.pool());
+}
 
 PrefillNode::~PrefillNode() {
   for (auto& [id, job] : jobs_) loop_.CancelTimer(job.deadline_timer);
@@ -162,26 +166,45 @@ void PrefillNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reas
   control_.Send(router, std::move(envelope));
 }
 
-// Leases the blocks that the prompt takes at its height and opens its hand-off. False: no room yet.
-// Called while the scheduler plans, so a hand-off that cannot be opened is only noted; MaybeStep
-// ends the job.
-bool PrefillNode::StartJob(SequenceId id) {
+// Leases the blocks of a prompt, those that are computed already as far as they are here.
+absl::Status PrefillNode::LeaseBlocks(Job& job) {
+  engine::Sequence& sequence = *job.sequence;
+  // All that it will ever take: a prompt under way never waits for others.
+  const auto reserve = [&] {
+    return sequence.ReserveBlocks(engine_.pool(), static_cast<int64_t>(sequence.prompt().size()),
+                                  options_.scheduler.step_rows);
+  };
+  // Log-probabilities of a prompt need logits of all its rows.
+  if (!prefixes_.has_value() || job.sampling.prompt_logprobs()) return reserve();
+  kv::BlockTable held = prefixes_->Find(kRootPrefix, sequence.prompt(), /*lossy_too=*/false);
+  if (held.empty()) return reserve();
+  job.cached_tokens = static_cast<int32_t>(held.capacity_tokens());
+  sequence.AdoptKv(std::move(held), job.cached_tokens);
+  absl::Status leased = reserve();
+  if (leased.ok()) return leased;
+  sequence.Preempt();  // Whoever waits holds nothing.
+  job.cached_tokens = 0;
+  return absl::IsOutOfRange(leased) ? reserve() : leased;
+}
+
+// Leases the prompt's blocks and opens its hand-off; how many of its tokens are computed already.
+// Nothing: no room yet. Called while the scheduler plans, so a hand-off that cannot be opened is
+// only noted; MaybeStep ends the job.
+std::optional<int32_t> PrefillNode::StartJob(SequenceId id) {
   Job& job = jobs_.at(id);
-  const absl::Status leased = job.sequence->ReserveBlocks(
-      engine_.pool(), static_cast<int64_t>(job.sequence->prompt().size()),
-      options_.scheduler.step_rows);
-  if (!leased.ok()) return false;
+  if (!LeaseBlocks(job).ok()) return std::nullopt;
+  metrics_.prompt_tokens_cached.Increment(job.cached_tokens);
   metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.arrived));
   auto handoff = sender_.Begin(job.grant, job.deadline, [this, id](const absl::Status& status) {
     OnHandoffDone(id, status);
   });
   if (!handoff.ok()) {
     job.start_status = handoff.status();
-    return true;
+    return job.cached_tokens;
   }
   job.handoff = *handoff;
   job.handoff_open = true;
-  return true;
+  return job.cached_tokens;
 }
 
 void PrefillNode::MaybeStep() {
@@ -204,6 +227,7 @@ void PrefillNode::MaybeStep() {
   for (const PrefillScheduler::Chunk& chunk : chunks_) {
     Job& job = jobs_.at(chunk.id);
     job.in_step = true;
+    PushCached(job);
     const absl::Status room =
         job.sequence->EnsureBlocks(engine_.pool(), int64_t{chunk.start} + chunk.rows);
     LYNX_CHECK_MSG(room.ok(), std::string(room.message()));  // It was reserved.
@@ -218,30 +242,39 @@ void PrefillNode::OnLayerDone(int32_t layer, std::span<const engine::WorkItem>) 
   loop_.Post([this, layer] { PushLayer(layer); });
 }
 
+// What an earlier prompt has computed goes out at once.
+void PrefillNode::PushCached(Job& job) {
+  if (std::exchange(job.cached_pushed, true)) return;
+  for (int32_t layer = 0; layer < engine_.runner().spec().layers; ++layer) {
+    PushBlocks(job, layer, 0, job.cached_tokens / kv::kBlockTokens);
+  }
+}
+
 // A chunk's full blocks go out as soon as a layer of it is done; the block it leaves half full goes
 // with the chunk that fills it, or with the last one. What no row behind the prompt attends to
 // stays here; nothing else is given back while the prompt is computed.
 void PrefillNode::PushLayer(int32_t layer) {
+  for (const PrefillScheduler::Chunk& chunk : chunks_) {
+    const int32_t end = chunk.start + chunk.rows;
+    PushBlocks(jobs_.at(chunk.id), layer, chunk.start / kv::kBlockTokens,
+               chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens);
+  }
+}
+
+void PrefillNode::PushBlocks(Job& job, int32_t layer, int32_t first, int32_t past) {
+  if (job.ended || !job.handoff_open) return;
   const kv::KvGroups& groups = engine_.pool().groups();
   const int32_t group = groups.group_of(layer);
-  for (const PrefillScheduler::Chunk& chunk : chunks_) {
-    Job& job = jobs_.at(chunk.id);
-    if (job.ended || !job.handoff_open) continue;
-    const int32_t end = chunk.start + chunk.rows;
-    const auto prompt_tokens = static_cast<int32_t>(job.sequence->prompt().size());
-    const int32_t first =
-        std::max({chunk.start / kv::kBlockTokens, job.grant.held_prefix_tokens() / kv::kBlockTokens,
-                  groups.FirstBlock(group, prompt_tokens)});
-    const int32_t past =
-        chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens;
-    if (past <= first) continue;
-    const absl::Status pushed =
-        sender_.Push(job.handoff, layer, first,
-                     job.sequence->blocks().group(group).subspan(
-                         static_cast<size_t>(first), static_cast<size_t>(past - first)));
-    // NotFound: the hand-off has just ended, and its Done says why.
-    if (!pushed.ok() && !absl::IsNotFound(pushed)) Fail(job, pushed);
-  }
+  const auto prompt_tokens = static_cast<int32_t>(job.sequence->prompt().size());
+  first = std::max({first, job.grant.held_prefix_tokens() / kv::kBlockTokens,
+                    groups.FirstBlock(group, prompt_tokens)});
+  if (past <= first) return;
+  const absl::Status pushed =
+      sender_.Push(job.handoff, layer, first,
+                   job.sequence->blocks().group(group).subspan(static_cast<size_t>(first),
+                                                               static_cast<size_t>(past - first)));
+  // NotFound: the hand-off has just ended, and its Done says why.
+  if (!pushed.ok() && !absl::IsNotFound(pushed)) Fail(job, pushed);
 }
 
 void PrefillNode::OnStepDone() {
@@ -280,6 +313,11 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
     *job.first.add_prompt() = node::TokenToWire(token);
   }
   if (!result.has_token) return;
+  if (prefixes_.has_value()) {
+    const std::span<const TokenId> prompt = job.sequence->prompt();
+    prefixes_->Keep(kRootPrefix, prompt, static_cast<int32_t>(prompt.size()),
+                    job.sequence->blocks());
+  }
   metrics_.output_tokens.Increment();
   job.sequence->ReleaseUnneeded();  // The hand-off reads the rest.
   const bool stopped = job.sequence->finish_reason() == engine::FinishReason::kStop;
@@ -288,6 +326,7 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   proto::FirstToken& first = *envelope.mutable_first_token();
   first = std::move(job.first);
   first.set_sequence(job.id);
+  first.set_cached_tokens(job.cached_tokens);
   if (!stopped) *first.mutable_token() = token;
   control_.Send(job.router, std::move(envelope));
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/kv/prefix_cache.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
@@ -34,6 +36,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     Incarnation incarnation = 0;
     std::string model_name;
     int32_t max_context_tokens = 0;
+    bool prefix_cache = true;  // Prompts that begin alike are computed once.
     PrefillScheduler::Options scheduler;
     absl::Duration max_prefill_time = absl::Minutes(10);  // Caps the deadline a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
@@ -67,6 +70,8 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     TimerId deadline_timer = 0;
     KvSender::HandoffId handoff = 0;
     bool handoff_open = false;  // The sender may still read the blocks.
+    int32_t cached_tokens = 0;  // Of the prompt, computed for an earlier one.
+    bool cached_pushed = false;
     absl::Status start_status;  // Why the hand-off could not be opened.
     bool in_step = false;
     bool ended = false;  // The router has had its terminal.
@@ -81,9 +86,13 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void OnPrefill(Incarnation router, const proto::Prefill& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
               const std::string& message);
-  bool StartJob(SequenceId id);
+  std::optional<int32_t> StartJob(SequenceId id);
+  absl::Status LeaseBlocks(Job& job);
   void MaybeStep();
+  void PushCached(Job& job);
   void PushLayer(int32_t layer);
+  // One layer of the prompt's blocks [first, past), those that decode wants.
+  void PushBlocks(Job& job, int32_t layer, int32_t first, int32_t past);
   void OnStepDone();
   void OnPromptDone(Job& job, const engine::ItemResult& result);
   void OnHandoffDone(SequenceId id, const absl::Status& status);
@@ -105,6 +114,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   node::NodeControl control_;
   PrefillScheduler scheduler_;
   node::StepTimeFit step_time_;
+  std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Job> jobs_;
   bool draining_ = false;
 

@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -104,7 +105,7 @@ std::vector<std::string> Serialized(const std::vector<proto::Token>& tokens) {
   return bytes;
 }
 
-// Returns the metrics page of the first decode node at the end.
+// Returns the metrics pages of the first nodes at the end.
 std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
                                      const std::vector<Ask>& asks) {
   const auto want = Alone(options, asks);
@@ -124,7 +125,7 @@ std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
         << "request " << i;
   }
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
-  return cluster.Metrics("decode-0");
+  return cluster.Metrics("decode-0") + cluster.Metrics("prefill-0");
 }
 
 TEST(ClusterTest, ThirtyTwoConcurrentRequestsGetTheTokensOfOneProcessAlone) {
@@ -156,6 +157,56 @@ double Sum(const std::string& page, const std::string& prefix) {
 }
 
 std::string Variant(const std::string& name) { return "tests/golden/variants/" + name; }
+
+// A prompt that begins like an earlier one continues from its KV, also among many at a time, and
+// after what was kept had to make room.
+TEST(ClusterTest, AKeptPrefixChangesNoToken) {
+  for (const char* model : {"models/lynx-tiny-moe", "tests/golden/variants/gpt-oss",
+                            "tests/golden/variants/deepseek-v3-plain"}) {
+    for (const int32_t blocks : {256, 40}) {
+      SCOPED_TRACE(::testing::Message() << model << " with " << blocks << " blocks");
+      std::vector<Ask> asks = MixedAsks(testing::ForTestSize(8, 32, 200), /*seed=*/3,
+                                        /*max_prompt=*/60, /*max_new=*/20, /*vocabulary=*/97);
+      for (size_t i = 0; i < asks.size(); ++i) {
+        // One of three long beginnings.
+        std::mt19937 rng(static_cast<uint32_t>(i % 3));
+        std::vector<TokenId> prompt;
+        while (prompt.size() < 40 + 25 * (i % 3)) {
+          prompt.push_back(static_cast<TokenId>(rng() % 97));
+        }
+        prompt.insert(prompt.end(), asks[i].prompt.begin(), asks[i].prompt.end());
+        asks[i].prompt = std::move(prompt);
+        asks[i].sampling.set_prompt_logprobs(i % 8 == 7);
+      }
+      const std::string metrics = ExpectClusterEqualsAlone(
+          {.kv_blocks = blocks, .step_rows = 48, .model_dir = model}, asks);
+      EXPECT_GT(Sum(metrics, "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
+                             "source=\"cached\"}"),
+                0);
+    }
+  }
+}
+
+TEST(ClusterTest, AnAnswerSaysHowMuchOfItsPromptWasKept) {
+  SimCluster cluster({});
+  std::vector<TokenId> prompt(70);
+  std::iota(prompt.begin(), prompt.end(), 5);
+  const auto cached = [&](bool prompt_logprobs) {
+    RecordingSink sink;
+    proto::SamplingParams sampling = PlainSampling(2);
+    sampling.set_prompt_logprobs(prompt_logprobs);
+    cluster.Submit(prompt, sampling, sink);
+    EXPECT_TRUE(cluster.RunUntil([&] { return sink.ended; }));
+    EXPECT_EQ(sink.prompt_logprobs, prompt_logprobs ? 69 : 0);
+    return sink.cached_tokens;
+  };
+  EXPECT_EQ(cached(false), 0);
+  EXPECT_EQ(cached(false), 64);
+  EXPECT_EQ(cached(true), 0) << "every row's logits are wanted";
+  prompt.resize(64);
+  EXPECT_EQ(cached(false), 48) << "a token is left to compute";
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+}
 
 // Windows of 8 tokens in two of three layers, chunks of 16 in four of five, a window in all.
 TEST(ClusterTest, TheSameOfModelsWithWindows) {

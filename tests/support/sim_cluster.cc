@@ -36,6 +36,8 @@ void RecordingSink::OnFirstToken(const proto::FirstToken& first) {
   LYNX_CHECK(!ended && tokens.empty());
   prompt.assign(first.prompt().begin(), first.prompt().end());
   if (first.has_token()) tokens.push_back(first.token());
+  cached_tokens = first.cached_tokens();
+  prompt_logprobs = first.prompt_size();
 }
 
 void RecordingSink::OnTokens(std::span<const proto::Token* const> more) {

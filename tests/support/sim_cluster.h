@@ -40,6 +40,8 @@ class RecordingSink final : public router::SequenceSink {
   router::SequenceEnd end;
   std::vector<proto::Token> prompt;  // With prompt_logprobs.
   std::vector<proto::Token> tokens;
+  int32_t cached_tokens = 0;
+  int prompt_logprobs = 0;
   std::vector<TokenId> ids() const;
 };
 

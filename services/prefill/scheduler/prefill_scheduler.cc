@@ -37,14 +37,20 @@ void PrefillScheduler::Remove(SequenceId id) {
 }
 
 std::vector<PrefillScheduler::Chunk> PrefillScheduler::Next(
-    const std::function<bool(SequenceId)>& start) {
+    const std::function<std::optional<int32_t>(SequenceId)>& start) {
   std::vector<Chunk> chunks;
   int32_t budget = options_.step_rows;
   int32_t logits = options_.step_logits;
   for (Job& job : jobs_) {
     if (budget == 0 || logits == 0) break;
-    if (!job.started && !start(job.id)) break;
-    job.started = true;
+    if (!job.started) {
+      const std::optional<int32_t> computed = start(job.id);
+      if (!computed.has_value()) break;
+      LYNX_CHECK(*computed >= 0 && *computed < job.prompt_tokens);
+      job.started = true;
+      job.computed = *computed;
+      queued_tokens_ -= *computed;
+    }
     const int32_t rows =
         std::min({budget, job.prompt_tokens - job.computed, job.all_logits ? logits : budget});
     chunks.push_back({job.id, job.computed, rows, job.computed + rows == job.prompt_tokens});

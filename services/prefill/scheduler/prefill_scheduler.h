@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,11 +44,12 @@ class PrefillScheduler {
   void Remove(SequenceId id);
 
   // The next step; empty when nothing can run. `start` is asked once for each prompt that comes to
-  // its first chunk: true when it has what it needs (KV blocks), false to wait. A prompt that waits
-  // holds up those behind it, so that a large one cannot starve.
+  // its first chunk: when it has what it needs (KV blocks), how many of its tokens are computed
+  // already, fewer than all; nothing to wait. A prompt that waits holds up those behind it, so that
+  // a large one cannot starve.
   //
   // The rows count as computed: a step that fails removes its prompts.
-  std::vector<Chunk> Next(const std::function<bool(SequenceId)>& start);
+  std::vector<Chunk> Next(const std::function<std::optional<int32_t>(SequenceId)>& start);
 
   int32_t jobs() const { return static_cast<int32_t>(jobs_.size()); }
   // Prompts of which nothing is computed yet.

@@ -24,7 +24,8 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Chunk = PrefillScheduler::Chunk;
 
-const auto kAlways = [](SequenceId) { return true; };
+using Computed = std::optional<int32_t>;  // What `start` answers.
+const auto kAlways = [](SequenceId) { return Computed(0); };
 
 TEST(PrefillSchedulerTest, CutsLongPromptsAndPacksShortOnesInOrderOfArrival) {
   PrefillScheduler scheduler({.step_rows = 10});
@@ -56,7 +57,7 @@ TEST(PrefillSchedulerTest, APromptWithoutRoomHoldsUpThoseBehindItButNotThoseRunn
   ASSERT_TRUE(scheduler.Add(2, 1).ok());
   ASSERT_TRUE(scheduler.Add(3, 1).ok());
   EXPECT_THAT(scheduler.Next(kAlways), ElementsAre(Chunk{1, 0, 4, false}));
-  const auto not_two = [](SequenceId id) { return id != 2; };
+  const auto not_two = [](SequenceId id) { return id != 2 ? Computed(0) : std::nullopt; };
   EXPECT_THAT(scheduler.Next(not_two), ElementsAre(Chunk{1, 4, 2, true}));
   EXPECT_THAT(scheduler.Next(not_two), IsEmpty());
   EXPECT_EQ(scheduler.waiting(), 2);
@@ -99,7 +100,12 @@ TEST(PrefillSchedulerTest, ChunksCoverEachPromptExactlyOnceUnderRandomTraffic) {
           break;
         default: {
           int32_t rows = 0;
-          for (const Chunk& chunk : scheduler.Next([&](SequenceId) { return rng() % 3 != 0; })) {
+          const auto start = [&](SequenceId id) -> Computed {
+            if (rng() % 3 == 0) return std::nullopt;
+            auto& [prompt, computed] = live.at(id);
+            return computed = static_cast<int32_t>(rng() % static_cast<uint64_t>(prompt));
+          };
+          for (const Chunk& chunk : scheduler.Next(start)) {
             auto& [prompt, computed] = live.at(chunk.id);
             ASSERT_EQ(chunk.start, computed);
             ASSERT_GT(chunk.rows, 0);
@@ -116,6 +122,14 @@ TEST(PrefillSchedulerTest, ChunksCoverEachPromptExactlyOnceUnderRandomTraffic) {
       ASSERT_EQ(scheduler.queued_tokens(), queued);
     }
   }
+}
+
+TEST(PrefillSchedulerTest, APromptBeginsBehindWhatIsComputedAlready) {
+  PrefillScheduler scheduler({.step_rows = 8});
+  ASSERT_TRUE(scheduler.Add(1, 40).ok());
+  const auto held = [](SequenceId) { return Computed(32); };
+  EXPECT_THAT(scheduler.Next(held), ElementsAre(Chunk{1, 32, 8, true}));
+  EXPECT_EQ(scheduler.queued_tokens(), 0);
 }
 
 }  // namespace
