@@ -117,6 +117,10 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   };
   options.slo_ttft = limit(config.slo_ttft);
   options.slo_tpot = limit(config.slo_tpot);
+  options.refuse_late = config.refuse_late;
+  if (config.refuse_late) {
+    options.session.queue_timeout = std::min(config.queue_timeout, config.slo_ttft);
+  }
   return options;
 }
 

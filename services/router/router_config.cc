@@ -122,6 +122,9 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                     "time to the first token that slo-aware placement aims at; 0: none");
   flags.AddDuration("slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},
                     "time per further token that slo-aware placement aims at; 0: none");
+  flags.AddBool("refuse-late", &config.refuse_late,
+                "refuse with 429 at once what is predicted to miss slo-ttft, and what still waits "
+                "for a node then");
   flags.AddDuration("queue-timeout", &config.queue_timeout, wait,
                     "how long a sequence may wait for a node");
   flags.AddDuration("request-timeout", &config.request_timeout, wait,
@@ -174,6 +177,9 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
                      absl::FormatDuration(config.slo_ttft), " and --slo-tpot ",
                      absl::FormatDuration(config.slo_tpot),
                      ": these limits and --placement slo-aware go together"));
+  }
+  if (config.refuse_late && config.slo_ttft == absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--refuse-late needs --slo-ttft");
   }
   for (const std::string& name : config.lynx_allow) {
     if (!MayBeAllowed(name)) {

@@ -38,6 +38,7 @@ struct RouterConfig {
 
   absl::Duration slo_ttft = absl::ZeroDuration();
   absl::Duration slo_tpot = absl::ZeroDuration();
+  bool refuse_late = false;
   absl::Duration queue_timeout = absl::Seconds(30);
   absl::Duration request_timeout = absl::Hours(1);
   absl::Duration reserve_timeout = absl::Seconds(2);

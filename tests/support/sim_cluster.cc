@@ -135,7 +135,8 @@ void SimCluster::StartRouter(router::NodeRegistry::Options registry) {
       router::ClusterService::Options{.session = options_.session,
                                       .admission = options_.admission,
                                       .slo_ttft = options_.slo_ttft,
-                                      .slo_tpot = options_.slo_tpot},
+                                      .slo_tpot = options_.slo_tpot,
+                                      .refuse_late = options_.refuse_late},
       loop_, *router->registry, std::move(placement), router->metrics,
       [id = (number + 1) << 40]() mutable { return ++id; });
   router->registry->Start(*router->service);

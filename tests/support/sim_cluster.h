@@ -110,6 +110,7 @@ class SimCluster {
     router::AdmissionQueue::Options admission = {};
     absl::Duration slo_ttft = absl::InfiniteDuration();  // As the routers know them.
     absl::Duration slo_tpot = absl::InfiniteDuration();
+    bool refuse_late = false;
   };
 
   explicit SimCluster(const Options& options);

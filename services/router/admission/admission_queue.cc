@@ -38,6 +38,10 @@ void AdmissionQueue::Leave(Ticket ticket) {
   --in_flight_;
 }
 
+absl::Duration AdmissionQueue::ExpectedWait() const {
+  return mean_gap_ * static_cast<double>(queue_.size());
+}
+
 absl::Duration AdmissionQueue::RetryAfter() const {
   const absl::Duration wait = mean_gap_ * static_cast<double>(queue_.size() + 1);
   return std::clamp(absl::Ceil(wait, absl::Seconds(1)), absl::Seconds(1), absl::Seconds(60));

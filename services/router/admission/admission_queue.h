@@ -40,6 +40,8 @@ class AdmissionQueue {
   // In order of arrival. Do not change the queue while holding an iterator into it.
   const std::map<Ticket, uint64_t>& queue() const { return queue_; }
 
+  // How long one that enters now is going to wait, at the queue's recent pace.
+  absl::Duration ExpectedWait() const;
   // When a refused client may try again: the queue's length at its recent pace, 1 s to 60 s.
   absl::Duration RetryAfter() const;
 

@@ -86,6 +86,17 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
   if (!FitsAny(entry->session, /*only_ready=*/false)) {
     return reject(Rejection::kTooLarge, TooLarge(entry->session.request()));
   }
+  if (options_.refuse_late) {
+    const auto tokens = static_cast<int64_t>(entry->session.request().prompt.size());
+    const absl::Duration predicted = PredictedTtft(tokens);
+    if (predicted > options_.slo_ttft) {
+      return reject(Rejection::kLate,
+                    absl::ResourceExhaustedError(absl::StrCat(
+                        "the first token would take about ",
+                        absl::FormatDuration(absl::Ceil(predicted, absl::Milliseconds(10))),
+                        ", the limit is ", absl::FormatDuration(options_.slo_ttft))));
+    }
+  }
   const SequenceId id = draw_id_();
   LYNX_CHECK(!entries_.contains(id));
   if (absl::Status entered = admission_.Enter(id, now, entry->ticket); !entered.ok()) {
@@ -286,6 +297,15 @@ PlacementRequest ClusterService::Placement(const Entry& entry) const {
   return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
           .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
           .tpot_limit = options_.slo_tpot};
+}
+
+absl::Duration ClusterService::PredictedTtft(int64_t prompt_tokens) const {
+  absl::Duration prefill = absl::InfiniteDuration();
+  for (const Member* member : nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL)) {
+    const PrefillCandidate candidate = loads_.Prefill(*member);
+    prefill = std::min(prefill, candidate.step_time.Steps(candidate.queued_tokens + prompt_tokens));
+  }
+  return admission_.ExpectedWait() + prefill;
 }
 
 void ClusterService::PlacePrefill(SequenceId id) {

@@ -36,6 +36,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     // What sequences are to keep, for the placement policy; infinite: no limit.
     absl::Duration slo_ttft = absl::InfiniteDuration();  // From arrival to the first token.
     absl::Duration slo_tpot = absl::InfiniteDuration();  // Per further token.
+    // Refuse at once what is predicted to miss slo_ttft.
+    bool refuse_late = false;
   };
 
   // `draw_id` gives random non-zero ids. The registry is started by Start below; the borrowed
@@ -87,6 +89,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   void Apply(SequenceId id, Effects effects);
   void PlacePrefill(SequenceId id);
   PlacementRequest Placement(const Entry& entry) const;
+  // From now to the first token of a sequence that came now, as far as nodes have told enough.
+  absl::Duration PredictedTtft(int64_t prompt_tokens) const;
   // Dispatches from the queue while there is room; never calls a sink.
   void Pump();
   void SchedulePump();

@@ -61,7 +61,8 @@ class SequenceService {
   virtual ~SequenceService() = default;
 
   // Takes the sequence in, or refuses at once:
-  //   ResourceExhausted  queue full (429)     Unavailable  not ready, draining (503)
+  //   ResourceExhausted  queue full, or its first token would come too late (429)
+  //   Unavailable        not ready, draining (503)
   //   OutOfRange         can never fit in this cluster's KV memory (413)
   // `sink` stays valid until its OnEnd or until Cancel returns. OnEnd is never called inside Start.
   virtual absl::StatusOr<SequenceId> Start(SequenceRequest request, SequenceSink& sink) = 0;

@@ -20,7 +20,8 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
       ignored_unknown_sequence(
           registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unknown_sequence"}})),
       ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})) {
-  for (const char* reason : {"queue_full", "queue_timeout", "not_ready", "draining", "too_large"}) {
+  for (const char* reason :
+       {"queue_full", "queue_timeout", "late", "not_ready", "draining", "too_large"}) {
     rejections_.push_back(registry.AddCounter("lynx_router_rejections_total",
                                               "Sequences refused before work was done",
                                               {{"reason", reason}}));

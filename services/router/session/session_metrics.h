@@ -7,7 +7,14 @@
 
 namespace lynx::router {
 
-enum class Rejection : uint8_t { kQueueFull, kQueueTimeout, kNotReady, kDraining, kTooLarge };
+enum class Rejection : uint8_t {
+  kQueueFull,
+  kQueueTimeout,
+  kLate,
+  kNotReady,
+  kDraining,
+  kTooLarge
+};
 enum class SequenceOutcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
 enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed };
 enum class Stage : uint8_t { kQueue, kReserve, kPrefill, kKvTransfer, kDecodeWait };

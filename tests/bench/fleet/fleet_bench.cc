@@ -27,7 +27,8 @@ void Run(int requests) {
       {"random", [] { return std::make_unique<router::RandomChoice>(1); }},
       {"round-robin", [] { return std::make_unique<router::RoundRobin>(); }},
       {"least-load", [] { return std::make_unique<router::LeastLoad>(); }},
-      {"slo", [] { return std::make_unique<router::SloAware>(); }},
+      {"slo-aware", [] { return std::make_unique<router::SloAware>(); }},
+      {"refuse-late", [] { return std::make_unique<router::SloAware>(); }},
   };
   std::printf("%-12s %9s %9s %9s %9s %9s %9s %9s %9s\n", "policy", "requests/s", "finished",
               "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "met SLO");
@@ -44,6 +45,8 @@ void Run(int requests) {
       options.slo_tpot = absl::Milliseconds(25);
       options.cluster.slo_tpot = options.slo_tpot;
       options.cluster.slo_ttft = options.slo_ttft;
+      options.cluster.refuse_late = std::string(name) == "refuse-late";
+      if (options.cluster.refuse_late) options.cluster.session.queue_timeout = options.slo_ttft;
       options.cluster.admission = {.max_in_flight = 100000, .max_queued = 100000};
       options.cluster.make_placement = make;
       const testing::FleetResult r = testing::RunFleet(options, trace);

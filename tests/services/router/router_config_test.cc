@@ -65,6 +65,8 @@ TEST(RouterConfigTest, LimitsOfTimeAndTheirPlacementGoTogether) {
   EXPECT_THAT(with({"--placement", "slo-aware"}), StatusIs(kInvalid, HasSubstr("--slo-ttft")));
   EXPECT_THAT(with({"--slo-ttft", "2s"}),
               StatusIs(kInvalid, AllOf(HasSubstr("least-load"), HasSubstr("--slo-ttft 2s"))));
+  EXPECT_THAT(with({"--placement", "slo-aware", "--slo-tpot", "50ms", "--refuse-late"}),
+              StatusIs(kInvalid, HasSubstr("--slo-ttft")));
   EXPECT_THAT(with({"--placement", "fastest"}), StatusIs(kInvalid, HasSubstr("fastest")));
 }
 

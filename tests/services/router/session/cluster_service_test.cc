@@ -178,6 +178,33 @@ TEST_F(ClusterServiceTest, DeliversWholeAnswersAndKeepsNothing) {
   EXPECT_TRUE(Shows("lynx_router_stage_duration_seconds_count{stage=\"prefill\"} 30"));
 }
 
+TEST_F(ClusterServiceTest, WhatWouldComeTooLateIsRefusedAtOnce) {
+  options_.slo_ttft = absl::Seconds(1);
+  options_.refuse_late = true;
+  Make();
+  Prefill().set_row_time(absl::Milliseconds(10));
+  Prefill().set_mute(true);
+  loop_.Advance(absl::Seconds(1));  // A heartbeat tells.
+  Client first;
+  ASSERT_THAT(Start(first, 90, 5), IsOk());
+  loop_.Advance(absl::Milliseconds(1));
+  Client second;
+  EXPECT_THAT(Start(second, 20, 5), StatusIs(absl::StatusCode::kResourceExhausted,
+                                             AllOf(HasSubstr("about 1.1s"), HasSubstr("is 1s"))))
+      << "90 rows wait there";
+  Client short_one;
+  EXPECT_THAT(Start(short_one, 5, 5), IsOk());
+  EXPECT_TRUE(Shows("lynx_router_rejections_total{reason=\"late\"} 1"));
+  first.Cancel();
+  short_one.Cancel();
+  loop_.Advance(absl::Seconds(1));
+  Client third;
+  EXPECT_THAT(Start(third, 20, 5), IsOk());
+  third.Cancel();
+  loop_.Advance(absl::Seconds(1));
+  ExpectNothingHeld();
+}
+
 TEST_F(ClusterServiceTest, EverySeriesExistsFromTheStart) {
   Make();
   for (const char* series :

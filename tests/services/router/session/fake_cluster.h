@@ -45,6 +45,8 @@ class FakeNode {
   void set_busy(bool busy) { busy_ = busy; }
   void set_mute(bool mute) { mute_ = mute; }  // Takes work and does none of it.
   void set_prefill_time(absl::Duration time) { prefill_time_ = time; }
+  // What it says a row costs.
+  void set_row_time(absl::Duration time) { row_time_ = time; }
   void SendStatus();
 
   uint64_t incarnation() const { return incarnation_; }
@@ -91,6 +93,7 @@ class FakeNode {
   bool mute_ = false;
   bool stepping_ = false;
   absl::Duration prefill_time_ = absl::Milliseconds(20);
+  absl::Duration row_time_ = absl::ZeroDuration();
   std::map<uint64_t, Live> live_;
   uint64_t next_grant_ = 1;
   int reserves_ = 0;
@@ -180,6 +183,7 @@ inline void FakeNode::SendStatus() {
   status.set_kv_blocks_total(blocks_);
   status.set_kv_blocks_free(free_);
   status.set_running_sequences(static_cast<int>(live_.size()));
+  status.mutable_step_time()->set_row_seconds(absl::ToDoubleSeconds(row_time_));
   Send(std::move(envelope));
 }
 
