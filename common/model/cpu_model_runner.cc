@@ -389,7 +389,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
   LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
                         kv::KvArena::Create(KvLayoutOf(spec, options.kv_dtype), options.kv_blocks));
   try {
-    auto team = std::make_unique<kernels::ThreadTeam>(Threads(options), options.cpus);
+    LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kernels::ThreadTeam> team,
+                          kernels::ThreadTeam::Create(Threads(options), options.cpus));
     absl::StatusOr<ModelWeights> weights;
     // On a thread of its own: the team pins whoever calls it.
     std::thread([&] {

@@ -4,9 +4,12 @@
 #include <sched.h>
 
 #include <chrono>
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 
 namespace lynx::kernels {
 namespace {
@@ -42,11 +45,30 @@ void PinThisThread(int32_t cpu) {
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int32_t threads, std::vector<int32_t> cpus) : cpus_(std::move(cpus)) {
+ThreadTeam::ThreadTeam(int32_t threads, std::vector<int32_t> cpus) : ThreadTeam(std::move(cpus)) {
+  const absl::Status status = Start(threads);
+  LYNX_CHECK_MSG(status.ok(), status.ToString());
+}
+
+absl::StatusOr<std::unique_ptr<ThreadTeam>> ThreadTeam::Create(int32_t threads,
+                                                               std::vector<int32_t> cpus) {
+  std::unique_ptr<ThreadTeam> team(new ThreadTeam(std::move(cpus)));
+  LYNX_RETURN_IF_ERROR(team->Start(threads));
+  return team;
+}
+
+absl::Status ThreadTeam::Start(int32_t threads) {
   LYNX_CHECK(threads >= 1);
   ranges_ = std::make_unique<Range[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads - 1));
-  for (int32_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
+  try {
+    for (int32_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "of ", threads, " compute threads the system gives ", this->threads(), ": ",
+        error.code().message(), " (a limit of processes and threads, or of address space)"));
+  }
+  return absl::OkStatus();
 }
 
 ThreadTeam::~ThreadTeam() {

@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace lynx::kernels {
 
@@ -23,7 +26,10 @@ class ThreadTeam {
   // `threads` >= 1 counts the calling thread: ThreadTeam(1) starts none. With `cpus`, thread i is
   // pinned to cpus[i % size], the calling thread (at its first call) to cpus[0]: threads that it
   // starts later inherit that. A CPU that this process may not use leaves its thread unpinned.
+  // Dies where the system gives fewer threads; Create() says ResourceExhausted instead.
   explicit ThreadTeam(int32_t threads, std::vector<int32_t> cpus = {});
+  static absl::StatusOr<std::unique_ptr<ThreadTeam>> Create(int32_t threads,
+                                                            std::vector<int32_t> cpus = {});
   ~ThreadTeam();  // No call may be running.
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
@@ -50,6 +56,8 @@ class ThreadTeam {
     std::atomic<uint64_t> items{0};
   };
 
+  explicit ThreadTeam(std::vector<int32_t> cpus) : cpus_(std::move(cpus)) {}
+  absl::Status Start(int32_t threads);
   void Run(int64_t items, Body body, const void* context);
   void WorkerLoop(int32_t thread);
   // Claims and runs items of the current job until none is left.

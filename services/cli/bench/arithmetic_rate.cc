@@ -24,8 +24,8 @@ std::span<uint8_t> Aligned(std::vector<uint8_t>& memory, int64_t bytes) {
 
 }  // namespace
 
-ArithmeticRate::ArithmeticRate(DType dtype, kernels::ThreadTeam& team)
-    : dtype_(dtype), team_(team), out_(kOutOfThread * team.threads()) {
+ArithmeticRate::ArithmeticRate(DType dtype, kernels::ThreadTeam& team, kernels::Isa isa)
+    : dtype_(dtype), team_(team), isa_(isa), out_(kOutOfThread * team.threads()) {
   weights_ = Aligned(memory_, kernels::PackedBytes(out_, kIn, DType::kBf16));
 }
 
@@ -34,7 +34,7 @@ absl::StatusOr<double> ArithmeticRate::Measure(int64_t rows) {
   std::vector<uint8_t> memory;
   const auto x = Aligned(memory, rows * stride * static_cast<int64_t>(SizeOf(dtype_)));
   std::vector<float> y(static_cast<size_t>(rows * out_));
-  const kernels::ExecContext ctx{.team = &team_};
+  const kernels::ExecContext ctx{.isa = isa_, .team = &team_};
   double best = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
+#include "kernels/core/isa.h"
 #include "kernels/core/thread_team.h"
 
 namespace lynx::cli {
@@ -17,8 +18,8 @@ namespace lynx::cli {
 // One thread; the product runs on `team`, which outlives this.
 class ArithmeticRate {
  public:
-  // Weights are bf16; activations of `dtype`, kF32 or kBf16.
-  ArithmeticRate(DType dtype, kernels::ThreadTeam& team);
+  // Weights are bf16; activations of `dtype`, kF32 or kBf16. `isa` is that of what is measured.
+  ArithmeticRate(DType dtype, kernels::ThreadTeam& team, kernels::Isa isa = kernels::BestIsa());
 
   // Operations per second at `rows` > 0 rows, best of some passes. Fails as kernels::Gemm does.
   absl::StatusOr<double> Measure(int64_t rows);
@@ -26,6 +27,7 @@ class ArithmeticRate {
  private:
   const DType dtype_;
   kernels::ThreadTeam& team_;
+  const kernels::Isa isa_;
   const int64_t out_;
   std::vector<uint8_t> memory_;
   std::span<uint8_t> weights_;  // Within memory_, aligned.

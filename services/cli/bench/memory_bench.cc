@@ -30,11 +30,17 @@ struct MemoryBenchConfig {
 
 absl::Status Run(const MemoryBenchConfig& config, std::ostream& out) {
   const int32_t threads = config.threads > 0 ? config.threads : kernels::UsableCpus();
-  const int64_t bytes =
-      config.read_buffer > 0 ? config.read_buffer : DefaultReadBuffer(AvailableMemory());
-  kernels::ThreadTeam team(threads);
+  const int64_t available = AvailableMemory();
+  const int64_t bytes = config.read_buffer > 0 ? config.read_buffer : DefaultReadBuffer(available);
+  if (bytes > available) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a read buffer of %.1f GB is needed, %.1f are available",
+                        static_cast<double>(bytes) / 1e9, static_cast<double>(available) / 1e9));
+  }
+  LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::ThreadTeam> team,
+                        kernels::ThreadTeam::Create(threads));
   LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<ReadBandwidth> bandwidth,
-                        ReadBandwidth::Create(bytes, team));
+                        ReadBandwidth::Create(bytes, *team));
   std::vector<double> passes;
   for (int32_t i = 0; i < config.passes; ++i) passes.push_back(bandwidth->Measure());
   BenchReport report{.mode = "memory",

@@ -135,10 +135,11 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   LYNX_RETURN_IF_ERROR(CheckFits(need, model.spec, available));
 
   LYNX_ASSIGN_OR_RETURN(const SyntheticEngine engine, Start(config, model, options));
-  kernels::ThreadTeam team(threads);
+  LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::ThreadTeam> team,
+                        kernels::ThreadTeam::Create(threads));
   LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<ReadBandwidth> bandwidth,
-                        ReadBandwidth::Create(need.read_buffer, team));
-  ArithmeticRate arithmetic(options.compute_dtype, team);
+                        ReadBandwidth::Create(need.read_buffer, *team));
+  ArithmeticRate arithmetic(options.compute_dtype, *team, options.isa.value_or(kernels::BestIsa()));
   kv::BlockPool pool(options.kv_blocks);
   StepBench bench({.rounds = config.rounds,
                    .steps = config.steps,

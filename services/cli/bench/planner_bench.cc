@@ -142,10 +142,11 @@ absl::StatusOr<LayerRow> MeasureLayer(const RouterTraces& traces, const moe::Pol
   options.threads = threads;
   LYNX_ASSIGN_OR_RETURN(const SyntheticEngine engine,
                         StartSyntheticEngine(shape.spec, options, traces, /*seed=*/1));
-  kernels::ThreadTeam team(threads);
+  LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::ThreadTeam> team,
+                        kernels::ThreadTeam::Create(threads));
   LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<ReadBandwidth> bandwidth,
-                        ReadBandwidth::Create(int64_t{64} << 20, team));
-  ArithmeticRate arithmetic(options.compute_dtype, team);
+                        ReadBandwidth::Create(int64_t{64} << 20, *team));
+  ArithmeticRate arithmetic(options.compute_dtype, *team);
   kv::BlockPool pool(static_cast<int32_t>(blocks));
   StepBench bench({.made_up_prompts = true}, *engine.runner, engine.replay.get(), pool, *bandwidth,
                   arithmetic);
@@ -215,7 +216,8 @@ void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
                               {"layer_ms", row.layer_ms},
                               {"plan_share", row.plan_share}});
   }
-  out << json.dump() << "\n";
+  // Paths need not be UTF-8.
+  out << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
 absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {

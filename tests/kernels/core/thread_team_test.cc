@@ -16,11 +16,17 @@
 #include <thread>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/core/cpu_limit.h"
+#include "tests/support/status_matchers.h"
 
 namespace lynx::kernels {
 namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::testing::HasSubstr;
 
 // Waits for what another thread does; false when it is not done in a time that only a broken team
 // takes.
@@ -32,6 +38,21 @@ bool Await(const Condition& condition) {
     std::this_thread::yield();
   }
   return true;
+}
+
+// New threads get stacks that no address space holds.
+TEST(ThreadTeamTest, SaysSoWhereTheSystemGivesNoThreads) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_init(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  const auto team = ThreadTeam::Create(3);
+  const auto alone = ThreadTeam::Create(1);
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  EXPECT_THAT(team, StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("of 3 compute threads the system gives 1")));
+  EXPECT_THAT(alone, IsOk());
 }
 
 TEST(ThreadTeamTest, RunsEveryItemOnceAndShowsWhatItWrote) {
