@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <set>
@@ -17,11 +18,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/cgroup.h"
 
 namespace lynx::kernels {
 namespace {
 
-std::string ReadSmallFile(const std::string& path) {
+std::string ReadSmallFile(const std::filesystem::path& path) {
   std::ifstream in(path);
   std::string text(256, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -35,28 +37,16 @@ int32_t AffinityCpus() {
   return cpus > 0 ? cpus : static_cast<int32_t>(std::thread::hardware_concurrency());
 }
 
-// The tightest quota on the path from this process's cgroup to the root of the mounted tree.
+// The tightest quota of this process's cgroup and those around it.
 int32_t CgroupCpus() {
   int32_t limit = 0;
   auto tighten = [&limit](int32_t cpus) {
     if (cpus > 0) limit = limit == 0 ? cpus : std::min(limit, cpus);
   };
-  std::ifstream in("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(in, line)) {
-    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (fields.size() != 3) continue;
-    if (fields[0] == "0") {
-      for (std::string path = fields[2];; path.erase(path.rfind('/'))) {
-        tighten(CpusFromCgroupMax(ReadSmallFile(absl::StrCat("/sys/fs/cgroup", path, "/cpu.max"))));
-        if (path.empty() || path.rfind('/') == std::string::npos) break;
-      }
-    } else if (absl::StrContains(absl::StrCat(",", fields[1], ","), ",cpu,")) {
-      const std::string folder = "/sys/fs/cgroup/cpu/";
-      const std::string quota = ReadSmallFile(folder + "cpu.cfs_quota_us");
-      const std::string period = ReadSmallFile(folder + "cpu.cfs_period_us");
-      tighten(CpusFromCgroupMax(absl::StrCat(quota, " ", period)));
-    }
+  for (const std::filesystem::path& folder : CgroupFolders("cpu")) {
+    tighten(CpusFromCgroupMax(ReadSmallFile(folder / "cpu.max")));
+    tighten(CpusFromCgroupMax(absl::StrCat(ReadSmallFile(folder / "cpu.cfs_quota_us"), " ",
+                                           ReadSmallFile(folder / "cpu.cfs_period_us"))));
   }
   return limit;
 }

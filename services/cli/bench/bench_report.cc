@@ -87,7 +87,8 @@ void PrintJson(const BenchReport& report, std::ostream& out) {
     }
     json["results"].push_back(std::move(row));
   }
-  out << json.dump() << "\n";
+  // Paths need not be UTF-8.
+  out << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
 }  // namespace lynx::cli

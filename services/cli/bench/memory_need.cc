@@ -1,14 +1,19 @@
 #include "services/cli/bench/memory_need.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "common/base/cgroup.h"
 #include "services/cli/bench/model_shape.h"
 
 namespace lynx::cli {
@@ -17,6 +22,13 @@ namespace {
 constexpr int64_t kWeightBytes = 2;
 constexpr int64_t kMinReadBuffer = int64_t{64} << 20;
 constexpr int64_t kReadBuffer = int64_t{2} << 30;
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// Files of the kernel have no size.
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 // Of one row: queries, keys and values, and the result, each in the latents' space, too, if a model
 // has them.
@@ -84,11 +96,39 @@ int64_t AvailableOf(std::string_view meminfo) {
   return kib * 1024;
 }
 
+int64_t LeftInCgroup(std::string_view limit, std::string_view usage, std::string_view stat) {
+  int64_t most = 0;
+  int64_t used = 0;
+  if (!absl::SimpleAtoi(std::string(limit), &most) ||
+      !absl::SimpleAtoi(std::string(usage), &used)) {
+    return kUnlimited;
+  }
+  int64_t droppable = 0;
+  for (const std::string& line :
+       std::vector<std::string>(absl::StrSplit(std::string(stat), '\n'))) {
+    const std::pair<std::string, std::string> entry = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    int64_t bytes = 0;
+    // Hierarchical v1 counts its children under the second name.
+    if ((entry.first == "inactive_file" || entry.first == "total_inactive_file") &&
+        absl::SimpleAtoi(entry.second, &bytes)) {
+      droppable = std::max(droppable, bytes);
+    }
+  }
+  return std::max<int64_t>(0, most - std::max<int64_t>(0, used - droppable));
+}
+
 int64_t AvailableMemory() {
-  std::ifstream file("/proc/meminfo");  // It has no size, as files of the kernel do not.
-  const std::string meminfo{std::istreambuf_iterator<char>(file), {}};
-  const int64_t available = AvailableOf(meminfo);
-  return available > 0 ? available : std::numeric_limits<int64_t>::max();
+  const int64_t of_machine = AvailableOf(ReadFile("/proc/meminfo"));
+  int64_t available = of_machine > 0 ? of_machine : kUnlimited;
+  for (const std::filesystem::path& folder : CgroupFolders("memory")) {
+    const std::string stat = ReadFile(folder / "memory.stat");
+    available = std::min(
+        {available,
+         LeftInCgroup(ReadFile(folder / "memory.max"), ReadFile(folder / "memory.current"), stat),
+         LeftInCgroup(ReadFile(folder / "memory.limit_in_bytes"),
+                      ReadFile(folder / "memory.usage_in_bytes"), stat)});
+  }
+  return available;
 }
 
 }  // namespace lynx::cli

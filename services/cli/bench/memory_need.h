@@ -39,7 +39,11 @@ int64_t DefaultReadBuffer(int64_t available);
 
 // MemAvailable of the text of /proc/meminfo, in bytes; 0 where it does not say.
 int64_t AvailableOf(std::string_view meminfo);
-// Of this machine, now; the largest number where the system does not say.
+// What a memory cgroup leaves, of the texts of its limit ("max" or bytes), of its usage in bytes
+// and of its memory.stat: what it can drop is not counted as used. The largest number for no limit.
+int64_t LeftInCgroup(std::string_view limit, std::string_view usage, std::string_view stat);
+// To this process, now: of this machine and of the cgroups it runs in. The largest number where the
+// system does not say.
 int64_t AvailableMemory();
 
 }  // namespace lynx::cli

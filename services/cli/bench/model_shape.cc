@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 #include "common/model/json_file.h"
@@ -58,6 +59,17 @@ constexpr struct {
         "norm_topk_prob": false})"},
 };
 
+// Far more than there is memory for, and few enough to count their bytes in 64 bits.
+constexpr double kMostParameters = 1e15;
+
+double RoughParameters(const model::ModelSpec& spec) {
+  const double hidden = spec.hidden_size;
+  const double attention = 4.0 * spec.query_heads * spec.head_dim;
+  const double feed_forward = 3.0 * (1.0 * spec.experts * spec.expert_intermediate_size +
+                                     spec.shared_intermediate_size + spec.dense_intermediate_size);
+  return hidden * (2.0 * spec.vocab_size + spec.layers * (attention + feed_forward));
+}
+
 }  // namespace
 
 std::vector<std::string> ShapeNames() {
@@ -86,6 +98,10 @@ absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& 
   ModelShape shape{.name = name};
   LYNX_ASSIGN_OR_RETURN(shape.spec, model::ParseModelSpec(config, name));
   shape.spec.mxfp4_experts = false;  // Weights are made up as they would be packed: in bf16.
+  if (const double parameters = RoughParameters(shape.spec); parameters > kMostParameters) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: a model of %.1e parameters", name, parameters));
+  }
   return shape;
 }
 

@@ -19,7 +19,10 @@ namespace fs = std::filesystem;
 
 absl::StatusOr<RouterTraces> ReadShape(const fs::path& description) {
   std::ifstream json(description);
-  if (!json) return absl::NotFoundError(absl::StrCat("cannot read ", description.string()));
+  if (!json) {
+    return absl::NotFoundError(absl::StrCat("--traces: cannot read ", description.string(),
+                                            ", recorded router logits of this repository"));
+  }
   const nlohmann::json parsed = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded()) {
     return absl::InvalidArgumentError(absl::StrCat(description.string(), ": is not valid JSON"));

@@ -56,6 +56,14 @@ TEST(BenchReportTest, JsonHasTheKeysThatScriptsRead) {
   EXPECT_FALSE(json["results"][0].contains("against_exact"));
 }
 
+TEST(BenchReportTest, APathThatIsNotUtf8LeavesTheJsonValid) {
+  BenchReport report = Report();
+  report.model = "/m\xff";
+  std::ostringstream out;
+  PrintJson(report, out);
+  EXPECT_EQ(nlohmann::json::parse(out.str())["model"], "/m\uFFFD");
+}
+
 TEST(BenchReportTest, TableSaysWhatMattersBesideTheNumbers) {
   std::ostringstream out;
   PrintTable(Report(), out);

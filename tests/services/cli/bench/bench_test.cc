@@ -162,6 +162,9 @@ TEST(BenchTest, WhatCannotBeRunIsRefusedBeforeItIsAllocated) {
       Bench({"decode", "--shape=mixtral-8x7b", "--batch=4096", "--context=32000"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("KV cache"), HasSubstr("are available")));
+  const Outcome memory = Bench({"memory", "--read-buffer=100TiB"});
+  EXPECT_EQ(memory.status, 1);
+  EXPECT_THAT(memory.err, AllOf(HasSubstr("read buffer"), HasSubstr("are available")));
 }
 
 TEST(BenchPlannerTest, CountsExpertsBeforeAndAfter) {

@@ -1,5 +1,7 @@
 #include "services/cli/bench/memory_need.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -71,6 +73,18 @@ TEST(MemoryNeedTest, ReadsWhatTheSystemSays) {
   EXPECT_EQ(AvailableOf(""), 0);
   EXPECT_GT(AvailableMemory(), 0);
   EXPECT_LT(AvailableMemory(), int64_t{1} << 50);
+}
+
+TEST(MemoryNeedTest, ReadsWhatACgroupLeaves) {
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  const char* stat = "anon 1\ninactive_file 300\nfile 500\n";
+  EXPECT_EQ(LeftInCgroup("1000\n", "700\n", ""), 300);
+  EXPECT_EQ(LeftInCgroup("1000\n", "700\n", stat), 600);
+  EXPECT_EQ(LeftInCgroup("1000", "200", stat), 1000);
+  EXPECT_EQ(LeftInCgroup("1000", "2000", stat), 0);
+  EXPECT_EQ(LeftInCgroup("1000", "700", "inactive_file 1\ntotal_inactive_file 200\n"), 500);
+  EXPECT_EQ(LeftInCgroup("max\n", "700\n", stat), kNoLimit);
+  EXPECT_EQ(LeftInCgroup("", "", ""), kNoLimit);
 }
 
 TEST(MemoryNeedTest, TheReadBufferGivesWayToLittleMemory) {
