@@ -68,12 +68,13 @@ inline void MergeSums(Sums* sums, const Sums& next, int64_t dims) {
 inline F32x16 RoundedTo(const float*, F32x16 a) { return a; }
 inline F32x16 RoundedTo(const Bf16*, F32x16 a) { return RoundBf16(a); }
 
-// Writes the weighted mean.
+// Writes the weighted mean. A sum that underflows to -0 stays that only if no token of weight zero
+// follows, as others' may: so zero has one sign.
 template <typename Out, typename Sums>
 inline void WriteMean(Out* y, const Sums& sums, int64_t dims) {
   const F32x16 total = Set1(ReduceAdd(Load(sums.total)));
   for (int64_t d = 0; d < dims; d += kLanes) {
-    const F32x16 mean = RoundedTo(y, Div(Load(sums.sum + d), total));
+    const F32x16 mean = RoundedTo(y, Add(Div(Load(sums.sum + d), total), Zero()));
     if (dims - d >= kLanes) {
       Store(y + d, mean);
     } else {

@@ -316,6 +316,34 @@ TEST_P(PagedAttentionTest, NoOrderOfWeightedValuesDependsOnCompanions) {
   }
 }
 
+// Weights times these V are denormal numbers, which some instructions take for zeros: then so must
+// those that stand in for them where a tile has one query.
+TEST_P(PagedAttentionTest, WhatDenormalNumbersCountDoesNotDependOnCompanions) {
+  const auto blocks = Blocks(10);
+  for (const Types& types : kTypes) {
+    Problem p{.heads = 2, .kv_heads = 2, .dtype = types.kv, .compute = types.compute};
+    p.FillArena(67);
+    const auto values = RandomNormal(static_cast<size_t>(768 * p.width()), 71);
+    for (int32_t t = 0; t < 768; ++t) {
+      for (int64_t i = 0; i < p.width(); ++i) {
+        const float v = values[static_cast<size_t>(t * p.width() + i)];
+        p.Set(blocks[static_cast<size_t>(t / 16)],
+              ((p.kv_heads + i / p.head_dim) * 16 + t % 16) * p.head_dim + i % p.head_dim,
+              std::ldexp(v, -125));
+      }
+    }
+    std::vector<AttentionRow> rows;
+    for (int32_t i = 0; i < 20; ++i) rows.push_back({blocks.data(), 20 + i * 37});
+    const auto q = RandomNormal(rows.size() * p.QuerySize(), 73);
+    const auto together = p.Run(q, rows, GetParam());
+    for (size_t chunk : {1u, 2u, 5u}) {
+      ASSERT_EQ(BitsOf(RunInChunks(p, q, rows, chunk, GetParam())), BitsOf(together))
+          << "chunks of " << chunk << ", KV " << Name(types.kv) << ", compute "
+          << Name(types.compute);
+    }
+  }
+}
+
 // Few rows and many threads: the sequence is split between them, and nobody can tell.
 TEST_P(PagedAttentionTest, SplittingASequenceBetweenThreadsMovesNoBit) {
   ThreadTeam team(16);
@@ -390,6 +418,29 @@ TEST_P(PagedAttentionTest, NothingBeyondItsPositionCounts) {
         } else {
           ASSERT_EQ(after[i], before[i]) << i;
         }
+      }
+    }
+  }
+}
+
+// The same of what lies before a row's window and in that of a companion.
+TEST_P(PagedAttentionTest, NothingBeforeItsWindowCounts) {
+  for (const Types& types : kTypes) {
+    Problem p{.dtype = types.kv, .compute = types.compute};
+    p.FillArena(19);
+    const auto blocks = Blocks(8);
+    std::vector<AttentionRow> rows;
+    // All positions are behind the spoilt tokens.
+    for (int32_t i = 32; i < 62; ++i) rows.push_back({blocks.data(), i, i - 7});
+    const auto q = RandomNormal(rows.size() * p.QuerySize(), 23);
+    const auto before = p.Run(q, rows, GetParam());
+    p.Poison(blocks[1], 0);  // Tokens 16 to 31.
+    const auto after = p.Run(q, rows, GetParam());
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (rows[i / p.QuerySize()].first < 32) {
+        ASSERT_TRUE(std::isnan(after[i])) << i;
+      } else {
+        ASSERT_EQ(after[i], before[i]) << i;
       }
     }
   }
