@@ -257,6 +257,11 @@ int RunUp(int argc, const char* const* argv) {
     std::fprintf(stderr, "lynx up: --model is required\n");
     return 2;
   }
+  // The nodes and the router call the model by the name of its folder, which "." does not tell.
+  std::error_code error;
+  if (const auto folder = std::filesystem::absolute(config.model, error); !error) {
+    config.model = folder.lexically_normal().string();
+  }
 
   // Other variables are for the nodes too; this file holds keys of this command alone.
   unsetenv("LYNX_CONFIG");

@@ -7,6 +7,7 @@
 #include "common/base/file.h"
 #include "common/base/json_shape.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 #include "common/config/flag_set.h"
 #include "common/moe/policy.h"
 #include "services/router/placement/make_policy.h"
@@ -180,6 +181,11 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
   }
   if (config.refuse_late && config.slo_ttft == absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--refuse-late needs --slo-ttft");
+  }
+  for (const std::string& name : config.served_model_names) {
+    if (IsValidUtf8(name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("the model's name, '", ReplaceInvalidUtf8(name),
+                                                   "', is not UTF-8; give --served-model-name"));
   }
   for (const std::string& name : config.lynx_allow) {
     if (!MayBeAllowed(name)) {

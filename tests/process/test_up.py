@@ -13,14 +13,14 @@ from cluster import BIN, MODEL, fetch, wait_for
 class Up:
     """A running `lynx up`; its log is what it and its nodes write to standard error."""
 
-    def __init__(self, folder, **environment):
+    def __init__(self, folder, model=MODEL, cwd=None, **environment):
         self.scratch = folder / "tmp"
         self.scratch.mkdir(exist_ok=True)
         self.log_path = folder / "log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [BIN / "lynx", "up", "--model", MODEL, "--port", "0", "--threads", "1"], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log, text=True,
+                [BIN / "lynx", "up", "--model", model, "--port", "0", "--threads", "1"], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd,
                 env={**os.environ, "TMPDIR": str(self.scratch), **environment})
         line = self.process.stdout.readline()
         assert line.startswith("ready at "), self.log()
@@ -50,6 +50,13 @@ def test_a_clean_stop_warns_of_nothing(tmp_path, number):
     lines = [json.loads(line) for line in up.log().splitlines() if line.startswith("{")]
     assert [line for line in lines if line["level"] not in ("info", "debug")] == []
     assert not list(up.scratch.iterdir())
+
+
+def test_the_model_is_named_by_its_folder_however_that_is_written(tmp_path):
+    for model in (".", f"{MODEL}/.", f"../{MODEL.name}/"):
+        up = Up(tmp_path, model=model, cwd=MODEL)
+        up.ask()
+        assert up.end(signal.SIGINT) == 0
 
 
 def test_a_killed_cluster_leaves_nothing_for_long(tmp_path):

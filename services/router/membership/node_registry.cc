@@ -3,10 +3,13 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/telemetry/log.h"
@@ -331,6 +334,14 @@ void NodeRegistry::Apply(const std::vector<NodeTable::Event>& events) {
                     {"state", Name(event.state)},
                     {"detail", event.detail}});
     if (event.kind == Event::kJoined) metrics_.joined[role].Increment();
+    if (event.state == MemberState::kReady && event.kind != Event::kGone) {
+      const std::set<std::string> classes = table_.NumericClasses();
+      if (classes.size() > 1) {
+        telemetry::LogWarning(
+            "ready nodes differ in their numeric class: answers of the same exact request may, too",
+            {{"endpoint", event.endpoint}, {"numeric_classes", absl::StrJoin(classes, ", ")}});
+      }
+    }
     if (event.kind != Event::kGone) continue;
     metrics_.gone[role].Increment();
     auto it = connections_.find(event.endpoint);

@@ -51,6 +51,8 @@ TEST(RouterConfigTest, NamesWhatIsMissingOrAtOdds) {
               StatusIs(kInvalid, AllOf(HasSubstr("--suspect-after 6s"), HasSubstr("5s"))));
   EXPECT_THAT(Parse({"--model", "..", "--prefill", "a:1", "--decode", "b:1"}),
               StatusIs(kInvalid, HasSubstr("--served-model-name")));
+  EXPECT_THAT(Parse({"--model", "/m\xff", "--prefill", "a:1", "--decode", "b:1"}),
+              StatusIs(kInvalid, HasSubstr("not UTF-8")));
   EXPECT_THAT(Parse({"--max-inflight", "0"}), StatusIs(kInvalid, HasSubstr("max-inflight")));
 }
 
