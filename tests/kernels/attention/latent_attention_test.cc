@@ -271,19 +271,20 @@ TEST_P(LatentAttentionTest, ARowsBitsDependOnItsOwnSequenceAlone) {
 TEST_P(LatentAttentionTest, NoOrderOfAdditionsDependsOnCompanions) {
   const auto blocks = Blocks(9);
   for (const Types& types : kTypes) {
+    // Steps of 32 dimensions, more than two: two may change places.
     Problem p{
-        .heads = 1, .latent_dim = 32, .rope_dim = 32, .dtype = types.kv, .compute = types.compute};
+        .heads = 1, .latent_dim = 96, .rope_dim = 32, .dtype = types.kv, .compute = types.compute};
     p.FillArena(53);
-    const auto large = RandomNormal(768 * 64, 59);
+    const auto large = RandomNormal(768 * 128, 59);
     for (int64_t t = 0; t < 768; ++t) {
-      for (int64_t d = 0; d < 64; ++d) {
-        // Dimensions d and 63 - d cancel, and so do tokens t and 255 - t of a split.
+      for (int64_t d = 0; d < 128; ++d) {
+        // Dimensions d and 127 - d cancel, and so do tokens t and 255 - t of a split.
         const int64_t in_split = t % 256;
         const int64_t token = in_split < 128 ? t : t - in_split + 255 - in_split;
-        const int64_t from = d < 32 ? d : 63 - d;
-        const float term = std::ldexp(large[static_cast<size_t>(token * 64 + from)], 12);
-        p.Set(blocks[static_cast<size_t>(t / 16)], t % 16 * 64 + d,
-              (in_split < 128) == (d < 32) ? term : -term);
+        const int64_t from = d < 64 ? d : 127 - d;
+        const float term = std::ldexp(large[static_cast<size_t>(token * 128 + from)], 12);
+        p.Set(blocks[static_cast<size_t>(t / 16)], t % 16 * 128 + d,
+              (in_split < 128) == (d < 64) ? term : -term);
       }
     }
     // Scores alone make weights of all sizes; those of zero queries leave the sums to cancel.
@@ -292,8 +293,8 @@ TEST_P(LatentAttentionTest, NoOrderOfAdditionsDependsOnCompanions) {
       for (int32_t i = 0; i < 40; ++i) rows.push_back({blocks.data(), 255 + i % 3 * 256});
       auto q = RandomNormal(rows.size() * p.QuerySize(), 61);
       for (size_t i = 0; i < q.size(); ++i) {
-        const size_t d = i % 64;
-        q[i] = d < 32 ? scale * RoundToBf16(q[i]) : q[i - d + 63 - d];
+        const size_t d = i % 128;
+        q[i] = d < 64 ? scale * RoundToBf16(q[i]) : q[i - d + 127 - d];
       }
       const auto together = p.Run(q, rows, GetParam());
       for (size_t chunk : {1u, 2u, 3u, 5u}) {
