@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,14 +48,17 @@ void Step(const ModelSpec& spec, const TensorMap& tensors) {
   const auto runner = ModelRunner::Create({.model_dir = {},
                                            .compute_dtype = DType::kF32,
                                            .kv_dtype = DType::kF32,
-                                           .kv_blocks = 1,
+                                           .kv_blocks = spec.layers,
                                            .max_step_rows = 3,
                                            .max_step_logits = 1,
                                            .threads = 1},
                                           spec, tensors, "ones");
   LYNX_CHECK_MSG(runner.ok(), runner.status().ToString());
   const std::vector<lynx::TokenId> tokens(spec.max_positions < 3 ? 1 : 3, spec.vocab_size - 1);
-  const std::vector<lynx::kv::BlockId> blocks = {0};
+  // One for each group of layers.
+  std::vector<lynx::kv::BlockId> blocks(
+      static_cast<size_t>((*runner)->kv().layout().groups.count()));
+  std::iota(blocks.begin(), blocks.end(), 0);
   const lynx::model::SequenceRows rows{
       .tokens = tokens, .start = 0, .blocks = blocks, .logits_rows = 1};
   const absl::Status done = (*runner)->Step({&rows, 1}, nullptr);

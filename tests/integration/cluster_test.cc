@@ -27,7 +27,6 @@ using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 struct Ask {
   std::vector<TokenId> prompt;
@@ -180,8 +179,9 @@ TEST(ClusterTest, AKeptPrefixChangesNoToken) {
       }
       const std::string metrics = ExpectClusterEqualsAlone(
           {.kv_blocks = blocks, .step_rows = 48, .model_dir = model}, asks);
-      EXPECT_GT(Sum(metrics, "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
-                             "source=\"cached\"}"),
+      EXPECT_GT(Sum(metrics,
+                    "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
+                    "source=\"cached\"}"),
                 0);
     }
   }
@@ -267,9 +267,7 @@ TEST(ClusterTest, PreemptionChangesNoToken) {
   const std::string metrics = ExpectClusterEqualsAlone(
       options,
       MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
-  EXPECT_THAT(metrics, HasSubstr("lynx_node_preemptions_total{"));
-  EXPECT_THAT(metrics,
-              Not(HasSubstr("lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"} 0\n")))
+  EXPECT_GT(Sum(metrics, "lynx_node_preemptions_total{"), 0)
       << "the pool is small enough that this test must preempt";
 }
 

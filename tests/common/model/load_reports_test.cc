@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelSpec& spec,
   return ModelRunner::Create({.model_dir = {},
                               .compute_dtype = DType::kBf16,
                               .kv_dtype = DType::kBf16,
-                              .kv_blocks = 1,
+                              .kv_blocks = spec.layers,
                               .max_step_rows = 8,
                               .max_step_logits = 8,
                               .threads = 1},
@@ -50,7 +51,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelSpec& spec,
 
 std::vector<float> LogitsOf(ModelRunner& runner) {
   const std::vector<TokenId> tokens = {5, 17, 60, 0, 3};
-  const std::vector<kv::BlockId> blocks = {0};
+  // One for each group of layers.
+  std::vector<kv::BlockId> blocks(static_cast<size_t>(runner.kv().layout().groups.count()));
+  std::iota(blocks.begin(), blocks.end(), 0);
   const SequenceRows rows{.tokens = tokens, .start = 0, .blocks = blocks, .logits_rows = 5};
   EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
   return {runner.logits().begin(), runner.logits().end()};
