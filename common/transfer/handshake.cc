@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/mix.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
 #include "common/proto/parse.h"
@@ -20,11 +21,9 @@ std::vector<std::byte> SelfTestPattern(Incarnation sender) {
   std::vector<std::byte> pattern(kPatternBytes);
   uint64_t state = sender;
   for (size_t i = 0; i < pattern.size(); i += sizeof(uint64_t)) {
-    // SplitMix64: every byte differs from sender to sender and from place to place.
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
+    // Every byte differs from sender to sender and from place to place.
+    const uint64_t z = SplitMix(state);
+    state += kSplitMixStep;
     std::memcpy(pattern.data() + i, &z, sizeof(z));
   }
   return pattern;

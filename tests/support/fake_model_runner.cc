@@ -7,18 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/mix.h"
 #include "common/base/status_macros.h"
 
 namespace lynx::testing {
 namespace {
-
-// The finaliser of SplitMix64.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 kv::KvLayout Layout(const FakeModelRunner::Options& options) {
   kv::KvLayout layout{.layers = options.layers, .kv_heads = 1, .head_dim = 2, .dtype = DType::kF32};
@@ -28,12 +21,12 @@ kv::KvLayout Layout(const FakeModelRunner::Options& options) {
 
 // The KV of one row in one layer.
 uint64_t RowKey(TokenId token, int32_t position, int32_t layer) {
-  return Mix(Mix(static_cast<uint64_t>(token)) +
-             Mix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
+  return SplitMix(SplitMix(static_cast<uint64_t>(token)) +
+                  SplitMix(static_cast<uint64_t>(position) << 8 | static_cast<uint64_t>(layer)));
 }
 
 float Logit(uint64_t context, int32_t token) {
-  const uint64_t bits = Mix(context + static_cast<uint64_t>(token));
+  const uint64_t bits = SplitMix(context + static_cast<uint64_t>(token));
   return static_cast<float>(bits >> 40) * 0x1p-21f - 4.0f;  // [-4, 4)
 }
 
@@ -64,7 +57,7 @@ FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
   spec_.head_dim = layout.head_dim;
   spec_.max_positions = options.kv_blocks * kv::kBlockTokens;
   for (const kv::Reach& reach : options.reaches) {
-    spec_.attention.push_back({.window = reach.window, .chunk = reach.chunk});
+    spec_.attention.push_back({.reach = reach});
   }
   spec_.feed_forward.assign(static_cast<size_t>(layout.layers), model::FeedForwardKind::kDense);
   stats_.plans.assign(static_cast<size_t>(options.layers), {});
@@ -97,9 +90,9 @@ uint64_t FakeModelRunner::Remapping(std::span<const model::SequenceRows> batch) 
   uint64_t all = 0;
   for (const model::SequenceRows& rows : batch) {
     if (!rows.decode) return 0;
-    all += Mix(static_cast<uint64_t>(rows.tokens[0]));
+    all += SplitMix(static_cast<uint64_t>(rows.tokens[0]));
   }
-  return remaps_ && batch.size() > 1 ? Mix(all) : 0;
+  return remaps_ && batch.size() > 1 ? SplitMix(all) : 0;
 }
 
 absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
@@ -124,14 +117,14 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
   for (int32_t layer = 0; layer < options_.layers; ++layer) {
     for (const model::SequenceRows& rows : batch) {
       const uint64_t policy =
-          lossy(rows) ? Mix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0;
+          lossy(rows) ? SplitMix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0;
       for (size_t i = 0; i < rows.tokens.size(); ++i) {
         const int32_t position = rows.start + static_cast<int32_t>(i);
         uint64_t key = policy + RowKey(rows.tokens[i], position, layer);
         if (options_.chained && position > 0) {
           uint64_t before = 0;
           std::memcpy(&before, Slot(*arena_, rows, layer, position - 1), sizeof(before));
-          key = Mix(key ^ before);
+          key = SplitMix(key ^ before);
         }
         std::memcpy(Slot(*arena_, rows, layer, position), &key, sizeof(key));
       }
@@ -162,7 +155,7 @@ uint64_t FakeModelRunner::Context(const model::SequenceRows& rows, int32_t posit
     for (int32_t p = options_.chained ? position : reach.FirstFor(position); p <= position; ++p) {
       uint64_t key = 0;
       std::memcpy(&key, Slot(*arena_, rows, layer, p), sizeof(key));
-      context = Mix(context ^ key);
+      context = SplitMix(context ^ key);
     }
   }
   return context;
@@ -180,8 +173,8 @@ std::vector<TokenId> FakeModelRunner::GreedyAnswer(const Options& options,
     for (int32_t layer = 0; layer < options.layers; ++layer) {
       uint64_t& key = keys[static_cast<size_t>(layer)];
       const uint64_t own = RowKey(token, position, layer);
-      key = position == 0 ? own : Mix(own ^ key);
-      context = Mix(context ^ key);
+      key = position == 0 ? own : SplitMix(own ^ key);
+      context = SplitMix(context ^ key);
     }
     ++position;
   };
