@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -12,8 +11,8 @@
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
 #include "common/base/dtype.h"
+#include "common/base/model_name.h"
 #include "common/base/status_macros.h"
-#include "common/base/utf8.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/node/load_progress.h"
@@ -104,15 +103,9 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
   telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
                            .component = role,
                            .incarnation = HexId(runtime->incarnation_)});
-  std::filesystem::path folder = std::filesystem::path(config.model).lexically_normal();
-  if (!folder.has_filename()) folder = folder.parent_path();
   runtime->model_name_ =
-      config.served_model_name.empty() ? folder.filename().string() : config.served_model_name;
-  if (!IsValidUtf8(runtime->model_name_)) {
-    return absl::InvalidArgumentError(absl::StrCat("the model's name, '",
-                                                   ReplaceInvalidUtf8(runtime->model_name_),
-                                                   "', is not UTF-8; give --served-model-name"));
-  }
+      config.served_model_name.empty() ? FolderName(config.model) : config.served_model_name;
+  LYNX_RETURN_IF_ERROR(CheckModelName(runtime->model_name_));
 
   runtime->health_.AddTo(runtime->routes_);
   http::ServerOptions options;

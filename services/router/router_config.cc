@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
 #include "common/base/json_shape.h"
+#include "common/base/model_name.h"
 #include "common/base/status_macros.h"
-#include "common/base/utf8.h"
 #include "common/config/flag_set.h"
 #include "common/moe/policy.h"
 #include "services/router/placement/make_policy.h"
@@ -163,13 +163,12 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
     return absl::InvalidArgumentError("--prefill and --decode are required");
   }
   if (config.served_model_names.empty()) {
-    std::filesystem::path folder = std::filesystem::path(config.model).lexically_normal();
-    if (!folder.has_filename()) folder = folder.parent_path();
-    if (folder.filename() == "." || folder.filename() == ".." || folder.filename().empty()) {
+    const std::string folder = FolderName(config.model);
+    if (folder == "." || folder == ".." || folder.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--model ", config.model, " names no folder; give --served-model-name"));
     }
-    config.served_model_names = {folder.filename().string()};
+    config.served_model_names = {folder};
   }
   const bool limits = config.slo_ttft + config.slo_tpot > absl::ZeroDuration();
   if (limits != (config.placement == "slo-aware")) {
@@ -183,9 +182,7 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
     return absl::InvalidArgumentError("--refuse-late needs --slo-ttft");
   }
   for (const std::string& name : config.served_model_names) {
-    if (IsValidUtf8(name)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("the model's name, '", ReplaceInvalidUtf8(name),
-                                                   "', is not UTF-8; give --served-model-name"));
+    LYNX_RETURN_IF_ERROR(CheckModelName(name));
   }
   for (const std::string& name : config.lynx_allow) {
     if (!MayBeAllowed(name)) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/model_name.h"
 #include "common/model/model_weights.h"
 #include "common/model/name_list.h"
 #include "common/model/safetensors.h"
@@ -40,7 +41,7 @@ class Inspector {
     const std::filesystem::path path(model);
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) {
-      found_.name = (path.has_filename() ? path : path.parent_path()).filename().string();
+      found_.name = FolderName(model);
       TakeSpec(model::LoadModelSpec(path));
       LookAtWeights(path);
       LookAtText(path);
@@ -191,8 +192,8 @@ std::vector<LayerKind> LayerKindsOf(const model::ModelSpec& spec) {
   std::vector<LayerKind> kinds;
   for (const model::LayerAttention& layer : spec.attention) {
     std::string name = spec.has_latents() ? "latent" : "full";
-    if (layer.window > 0) name = absl::StrCat("window of ", layer.window);
-    if (layer.chunk > 0) name = absl::StrCat("chunk of ", layer.chunk);
+    if (layer.reach.window > 0) name = absl::StrCat("window of ", layer.reach.window);
+    if (layer.reach.chunk > 0) name = absl::StrCat("chunk of ", layer.reach.chunk);
     const auto known = std::find_if(kinds.begin(), kinds.end(),
                                     [&](const LayerKind& kind) { return kind.name == name; });
     if (known != kinds.end()) {
