@@ -1,12 +1,11 @@
 #include "common/base/cgroup.h"
 
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/file.h"
 
 namespace lynx {
 
@@ -32,9 +31,7 @@ std::vector<std::filesystem::path> CgroupFoldersOf(std::string_view self,
 }
 
 std::vector<std::filesystem::path> CgroupFolders(std::string_view controller) {
-  std::ifstream file("/proc/self/cgroup");
-  const std::string self{std::istreambuf_iterator<char>(file), {}};
-  return CgroupFoldersOf(self, controller, "/sys/fs/cgroup");
+  return CgroupFoldersOf(ReadKernelFile("/proc/self/cgroup"), controller, "/sys/fs/cgroup");
 }
 
 }  // namespace lynx

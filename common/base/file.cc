@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/ids.h"
@@ -41,6 +42,11 @@ absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path, size_t m
     return absl::NotFoundError(absl::StrCat(path.string(), ": cannot be read"));
   }
   return content;
+}
+
+std::string ReadKernelFile(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace lynx

@@ -15,4 +15,7 @@ absl::Status WriteFileAtomically(const std::filesystem::path& path, std::string_
 // The whole file. NotFound: cannot be opened. OutOfRange: longer than `max_bytes`. Both name it.
 absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path, size_t max_bytes);
 
+// A small file of /proc or /sys, which tell no size; empty when it cannot be read.
+std::string ReadKernelFile(const std::filesystem::path& path);
+
 }  // namespace lynx

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <set>
 #include <string>
@@ -19,17 +18,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/cgroup.h"
+#include "common/base/file.h"
 
 namespace lynx::kernels {
 namespace {
-
-std::string ReadSmallFile(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  std::string text(256, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
-  return text;
-}
 
 int32_t AffinityCpus() {
   const auto cpus = static_cast<int32_t>(AllowedCpus().size());
@@ -44,9 +36,9 @@ int32_t CgroupCpus() {
     if (cpus > 0) limit = limit == 0 ? cpus : std::min(limit, cpus);
   };
   for (const std::filesystem::path& folder : CgroupFolders("cpu")) {
-    tighten(CpusFromCgroupMax(ReadSmallFile(folder / "cpu.max")));
-    tighten(CpusFromCgroupMax(absl::StrCat(ReadSmallFile(folder / "cpu.cfs_quota_us"), " ",
-                                           ReadSmallFile(folder / "cpu.cfs_period_us"))));
+    tighten(CpusFromCgroupMax(ReadKernelFile(folder / "cpu.max")));
+    tighten(CpusFromCgroupMax(absl::StrCat(ReadKernelFile(folder / "cpu.cfs_quota_us"), " ",
+                                           ReadKernelFile(folder / "cpu.cfs_period_us"))));
   }
   return limit;
 }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/base/cgroup.h"
+#include "common/base/file.h"
 #include "services/cli/bench/model_shape.h"
 
 namespace lynx::cli {
@@ -23,12 +22,6 @@ constexpr int64_t kWeightBytes = 2;
 constexpr int64_t kMinReadBuffer = int64_t{64} << 20;
 constexpr int64_t kReadBuffer = int64_t{2} << 30;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
-// Files of the kernel have no size.
-std::string ReadFile(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // Of one row: queries, keys and values, and the result, each in the latents' space, too, if a model
 // has them.
@@ -118,15 +111,15 @@ int64_t LeftInCgroup(std::string_view limit, std::string_view usage, std::string
 }
 
 int64_t AvailableMemory() {
-  const int64_t of_machine = AvailableOf(ReadFile("/proc/meminfo"));
+  const int64_t of_machine = AvailableOf(ReadKernelFile("/proc/meminfo"));
   int64_t available = of_machine > 0 ? of_machine : kUnlimited;
   for (const std::filesystem::path& folder : CgroupFolders("memory")) {
-    const std::string stat = ReadFile(folder / "memory.stat");
-    available = std::min(
-        {available,
-         LeftInCgroup(ReadFile(folder / "memory.max"), ReadFile(folder / "memory.current"), stat),
-         LeftInCgroup(ReadFile(folder / "memory.limit_in_bytes"),
-                      ReadFile(folder / "memory.usage_in_bytes"), stat)});
+    const std::string stat = ReadKernelFile(folder / "memory.stat");
+    available = std::min({available,
+                          LeftInCgroup(ReadKernelFile(folder / "memory.max"),
+                                       ReadKernelFile(folder / "memory.current"), stat),
+                          LeftInCgroup(ReadKernelFile(folder / "memory.limit_in_bytes"),
+                                       ReadKernelFile(folder / "memory.usage_in_bytes"), stat)});
   }
   return available;
 }
