@@ -1,9 +1,6 @@
 #include "common/http/client.h"
 
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/http/dial.h"
 #include "common/http/message_parser.h"
 
 namespace lynx::http {
@@ -79,26 +77,14 @@ class Socket {
 };
 
 absl::StatusOr<Socket> Connect(const Url& url, const Deadline& deadline) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error =
-          getaddrinfo(url.host.c_str(), std::to_string(url.port).c_str(), &hints, &found);
-      error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve '", url.host, "': ", gai_strerror(error)));
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+  LYNX_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(url));
   absl::Status last = absl::UnavailableError("no address for '" + url.host + "'");
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    Socket socket(OpenSocket(a->ai_family));
     if (socket.fd() < 0) {
       last = absl::UnavailableError("cannot make a socket: " + ErrorText(errno));
       continue;
     }
-    const int on = 1;  // Only a delay when it fails.
-    setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     int error = 0;
     if (connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0) error = errno;
     if (error == EINPROGRESS) {

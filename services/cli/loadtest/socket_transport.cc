@@ -1,8 +1,5 @@
 #include "services/cli/loadtest/socket_transport.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -15,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/http/dial.h"
 
 namespace lynx::loadtest {
 namespace {
@@ -39,13 +37,6 @@ absl::StatusOr<std::string> RequestHead(const SocketTransport::Options& options)
     absl::StrAppend(&head, name, ": ", value, "\r\n");
   }
   return head + "Content-Length: ";
-}
-
-int OpenSocket(int family) {
-  const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  const int on = 1;  // Only a delay when it fails.
-  if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  return fd;
 }
 
 }  // namespace
@@ -74,20 +65,10 @@ struct SocketTransport::Connection {
 
 absl::StatusOr<SocketTransport::Address> SocketTransport::FindAddress(const Options& options) {
   const http::Url& url = options.url;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error =
-          getaddrinfo(url.host.c_str(), std::to_string(url.port).c_str(), &hints, &found);
-      error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve '", url.host, "': ", gai_strerror(error)));
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+  LYNX_ASSIGN_OR_RETURN(const http::Addresses addresses, http::Resolve(url));
   std::string problem = "it has no address";
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const int fd = OpenSocket(a->ai_family);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    const int fd = http::OpenSocket(a->ai_family);
     if (fd < 0) {
       problem = ErrorText(errno);
       continue;
@@ -168,7 +149,7 @@ void SocketTransport::Begin(Connection& connection, RequestId id, std::string re
 }
 
 void SocketTransport::Connect(RequestId id, std::string request) {
-  const int fd = OpenSocket(address_.storage.ss_family);
+  const int fd = http::OpenSocket(address_.storage.ss_family);
   if (fd < 0) {
     failed_.emplace_back(id, absl::UnavailableError("cannot make a socket: " + ErrorText(errno)));
     return;
