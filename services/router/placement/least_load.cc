@@ -10,10 +10,7 @@ namespace lynx::router {
 
 std::optional<NodeId> LeastLoad::PickDecode(std::span<const DecodeCandidate> candidates,
                                             const PlacementRequest& request) {
-  std::vector<DecodeCandidate> roomy;
-  for (const DecodeCandidate& c : candidates) {
-    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
-  }
+  const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
   const DecodeCandidate* best =
       Lowest(std::span<const DecodeCandidate>(roomy), last_decode_,
              [](const DecodeCandidate& c) { return std::make_pair(c.load, -c.free_blocks); });

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <span>
 #include <tuple>
+#include <vector>
 
 #include "services/router/membership/node_table.h"
+#include "services/router/placement/placement_policy.h"
 
 namespace lynx::router {
 
@@ -21,6 +23,16 @@ const Candidate* Lowest(std::span<const Candidate> candidates, NodeId last, Cost
     if (best == nullptr || rank(c) < rank(*best)) best = &c;
   }
   return best;
+}
+
+// Those that can take the hand-off now.
+inline std::vector<DecodeCandidate> WithRoom(std::span<const DecodeCandidate> candidates,
+                                             const PlacementRequest& request) {
+  std::vector<DecodeCandidate> roomy;
+  for (const DecodeCandidate& c : candidates) {
+    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
+  }
+  return roomy;
 }
 
 }  // namespace lynx::router

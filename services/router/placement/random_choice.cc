@@ -3,17 +3,15 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "services/router/placement/lowest.h"
 
 namespace lynx::router {
 
 std::optional<NodeId> RandomChoice::PickDecode(std::span<const DecodeCandidate> candidates,
                                                const PlacementRequest& request) {
-  std::vector<NodeId> roomy;
-  for (const DecodeCandidate& c : candidates) {
-    if (c.free_blocks >= request.blocks_now) roomy.push_back(c.node);
-  }
+  const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
   if (roomy.empty()) return std::nullopt;
-  return roomy[random_() % roomy.size()];
+  return roomy[random_() % roomy.size()].node;
 }
 
 NodeId RandomChoice::PickPrefill(std::span<const PrefillCandidate> candidates,

@@ -7,10 +7,10 @@ namespace lynx::router {
 
 std::optional<NodeId> RoundRobin::PickDecode(std::span<const DecodeCandidate> candidates,
                                              const PlacementRequest& request) {
-  const DecodeCandidate* next = Lowest(candidates, last_decode_, [&](const DecodeCandidate& c) {
-    return c.free_blocks < request.blocks_now;
-  });
-  if (next == nullptr || next->free_blocks < request.blocks_now) return std::nullopt;
+  const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
+  const DecodeCandidate* next = Lowest(std::span<const DecodeCandidate>(roomy), last_decode_,
+                                       [](const DecodeCandidate&) { return 0; });
+  if (next == nullptr) return std::nullopt;
   return last_decode_ = next->node;
 }
 

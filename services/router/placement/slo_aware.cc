@@ -22,10 +22,7 @@ absl::Duration TokenTime(const DecodeCandidate& c) {
 
 std::optional<NodeId> SloAware::PickDecode(std::span<const DecodeCandidate> candidates,
                                            const PlacementRequest& request) {
-  std::vector<DecodeCandidate> roomy;
-  for (const DecodeCandidate& c : candidates) {
-    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
-  }
+  const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
   const DecodeCandidate* best =
       Lowest(std::span<const DecodeCandidate>(roomy), last_decode_, [](const DecodeCandidate& c) {
         return std::make_tuple(TokenTime(c), c.load, -c.free_blocks);
