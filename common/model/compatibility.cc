@@ -18,7 +18,7 @@ std::string AttentionText(const ModelSpec& spec) {
   std::string text = absl::StrFormat("%d %a %a", spec.sinks, static_cast<double>(spec.query_growth),
                                      static_cast<double>(spec.query_growth_floor));
   for (const LayerAttention& layer : spec.attention) {
-    absl::StrAppend(&text, " ", layer.rope, ":", layer.window, ":", layer.chunk);
+    absl::StrAppend(&text, " ", layer.rope, ":", layer.reach.window, ":", layer.reach.chunk);
   }
   return text;
 }

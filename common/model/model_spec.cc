@@ -159,7 +159,7 @@ bool ModelSpec::has_moe() const {
 
 kv::KvLayout KvLayoutOf(const ModelSpec& spec, DType kv_dtype) {
   std::vector<kv::Reach> reaches;
-  for (const LayerAttention& layer : spec.attention) reaches.push_back(layer.reach());
+  for (const LayerAttention& layer : spec.attention) reaches.push_back(layer.reach);
   kv::KvLayout layout{.layers = spec.layers,
                       .kv_heads = spec.kv_heads,
                       .head_dim = spec.head_dim,

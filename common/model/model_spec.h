@@ -28,11 +28,8 @@ enum class QueryKeyNorm : uint8_t {
 
 // What a layer's rows attend to.
 struct LayerAttention {
-  bool rope = true;    // Keys and queries are rotated.
-  int32_t window = 0;  // The last so many tokens, the row's own among them; 0: all.
-  int32_t chunk = 0;   // Those in the same chunk of so many tokens; 0: all.
-
-  kv::Reach reach() const { return {window, chunk}; }
+  bool rope = true;  // Keys and queries are rotated.
+  kv::Reach reach = {};
 };
 
 // What a forward pass needs to know of a model, whichever family spells it how.

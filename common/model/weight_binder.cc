@@ -128,7 +128,9 @@ std::optional<Mxfp4Matrix> WeightBinder::TakeMxfp4(const std::string& name, int6
   const Tensor* scales = TakeCoded(scales_name, {matrices, rows, blocks}, Coding::kBytes);
   if (codes == nullptr || scales == nullptr) return std::nullopt;
   uint8_t largest = 0;
-  for (std::byte scale : scales->data) largest = std::max(largest, static_cast<uint8_t>(scale));
+  if (packer_.only_counts()) {  // The calls with memory follow once nothing was refused.
+    for (std::byte scale : scales->data) largest = std::max(largest, static_cast<uint8_t>(scale));
+  }
   if (largest > kMaxMxfp4Scale) {
     Refuse(absl::StrCat(Where(prefix_ + scales_name, *scales), " has a scale of ", int{largest},
                         largest == 255 ? ", which is no number" : "", "; the largest served is ",

@@ -38,6 +38,7 @@ class WeightPacker {
   kernels::Matrix AddGateUp(RowSource gate, RowSource up);
 
   int64_t bytes() const { return bytes_; }
+  bool only_counts() const { return memory_ == nullptr; }
 
   // Packs what was added, one matrix after the other, each by all threads of the team in the ranges
   // in which they will stream it: its pages come to their NUMA nodes.

@@ -35,7 +35,7 @@ inline std::string BrokenInvariant(const model::ModelSpec& spec) {
   const auto layers = static_cast<size_t>(spec.layers);
   if (spec.feed_forward.size() != layers || spec.attention.size() != layers) return "layers";
   for (const model::LayerAttention& layer : spec.attention) {
-    if (layer.window < 0 || layer.chunk < 0) return "window or chunk";
+    if (layer.reach.window < 0 || layer.reach.chunk < 0) return "window or chunk";
   }
   for (const double number :
        {static_cast<double>(spec.rms_norm_epsilon), spec.rope_theta,

@@ -12,7 +12,7 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   MakeAllLayers(FeedForwardKind::kMoe, spec);
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
   LYNX_ASSIGN_OR_RETURN(const int32_t window, config.Size("sliding_window"));
-  for (size_t i = 0; i < spec.attention.size(); i += 2) spec.attention[i].window = window;
+  for (size_t i = 0; i < spec.attention.size(); i += 2) spec.attention[i].reach.window = window;
   LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, window, spec));
   LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, true, spec));
   spec.sinks = true;

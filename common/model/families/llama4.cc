@@ -30,7 +30,7 @@ absl::Status ReadRotatedLayers(const ModelConfig& config, ModelSpec& spec) {
       if (rotates != json(0) && rotates != json(1)) return config.Wrong(kKey, wanted);
       layer.rope = rotates == json(1);
     }
-    if (layer.rope) layer.chunk = chunk;
+    if (layer.rope) layer.reach.chunk = chunk;
   }
   return absl::OkStatus();
 }

@@ -23,7 +23,7 @@ absl::Status ReadWindows(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadSwitchedWindow(config));
   LYNX_ASSIGN_OR_RETURN(const int32_t last, config.CountOr("max_window_layers", 28));
   for (int32_t i = 0; i < std::min(last, spec.layers); i += 2) {
-    spec.attention[static_cast<size_t>(i)].window = window;
+    spec.attention[static_cast<size_t>(i)].reach.window = window;
   }
   return ReadLayerTypes(config, window, spec);
 }

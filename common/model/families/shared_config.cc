@@ -74,11 +74,9 @@ absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec
 }
 
 absl::StatusOr<int32_t> ReadWindow(const ModelConfig& config, int32_t absent) {
-  const bool null =
-      config.object().contains("sliding_window") && config.Find("sliding_window") == nullptr;
-  return null || (absent == 0 && config.Find("sliding_window") == nullptr)
-             ? absl::StatusOr<int32_t>(0)
-             : config.SizeOr("sliding_window", absent);
+  constexpr char kKey[] = "sliding_window";
+  if (config.Find(kKey) != nullptr) return config.Size(kKey);
+  return config.object().contains(kKey) ? 0 : absent;
 }
 
 absl::StatusOr<int32_t> ReadSwitchedWindow(const ModelConfig& config) {
@@ -87,7 +85,7 @@ absl::StatusOr<int32_t> ReadSwitchedWindow(const ModelConfig& config) {
 }
 
 void SetWindow(int32_t window, ModelSpec& spec) {
-  for (LayerAttention& layer : spec.attention) layer.window = window;
+  for (LayerAttention& layer : spec.attention) layer.reach.window = window;
 }
 
 absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec& spec) {
@@ -105,7 +103,7 @@ absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec
     if (slides && window == 0) {
       return config.Wrong("layer_types", "without sliding_attention: there is no window");
     }
-    spec.attention[i].window = slides ? window : 0;
+    spec.attention[i].reach.window = slides ? window : 0;
   }
   return absl::OkStatus();
 }
@@ -114,7 +112,7 @@ absl::Status ReadLateWindows(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadSwitchedWindow(config));
   LYNX_ASSIGN_OR_RETURN(const int32_t first, config.CountOr("max_window_layers", 28));
   for (int32_t i = first; i < spec.layers; ++i) {
-    spec.attention[static_cast<size_t>(i)].window = window;
+    spec.attention[static_cast<size_t>(i)].reach.window = window;
   }
   return ReadLayerTypes(config, window, spec);
 }

@@ -184,7 +184,7 @@ std::vector<int32_t> Windows(const std::string& type, const json& keys) {
   const auto spec = Load(config);
   if (!spec.ok()) return {-1};
   std::vector<int32_t> windows;
-  for (const LayerAttention& layer : spec->attention) windows.push_back(layer.window);
+  for (const LayerAttention& layer : spec->attention) windows.push_back(layer.reach.window);
   return windows;
 }
 
