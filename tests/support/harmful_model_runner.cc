@@ -9,7 +9,7 @@
 namespace lynx::testing {
 
 HarmfulModelRunner::HarmfulModelRunner(std::unique_ptr<model::ModelRunner> model, const bool& harm)
-    : model_(std::move(model)), harm_(harm) {}
+    : WrappedModelRunner(std::move(model)), harm_(harm) {}
 
 absl::Status HarmfulModelRunner::Step(std::span<const model::SequenceRows> batch,
                                       model::StepObserver* observer) {

@@ -2,17 +2,17 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "common/model/model_runner.h"
+#include "tests/support/wrapped_model_runner.h"
 
 namespace lynx::testing {
 
 // A model whose lossy policies do as much harm as wanted: while the switch is on, the logits of
 // rows with a lossy policy come out negated, in steps where policies apply. Everything else is the
 // model's own.
-class HarmfulModelRunner final : public model::ModelRunner {
+class HarmfulModelRunner final : public WrappedModelRunner {
  public:
   // `harm` is looked at in each step and outlives this.
   HarmfulModelRunner(std::unique_ptr<model::ModelRunner> model, const bool& harm);
@@ -20,14 +20,8 @@ class HarmfulModelRunner final : public model::ModelRunner {
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override;
   std::span<const float> logits() const override { return logits_; }
-  const model::StepStats& stats() const override { return model_->stats(); }
-  const model::ModelSpec& spec() const override { return model_->spec(); }
-  kv::KvArena& kv() override { return model_->kv(); }
-  const std::string& numeric_class() const override { return model_->numeric_class(); }
-  const std::string& compatibility_hash() const override { return model_->compatibility_hash(); }
 
  private:
-  const std::unique_ptr<model::ModelRunner> model_;
   const bool& harm_;
   std::vector<float> logits_;
 };

@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/status_macros.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
+#include "tests/support/wrapped_model_runner.h"
 
 namespace lynx::testing {
 
@@ -22,11 +22,11 @@ struct RecordedRow {
 };
 
 // A model that also keeps the logits of its rows, in order.
-class RecordingModelRunner final : public model::ModelRunner {
+class RecordingModelRunner final : public WrappedModelRunner {
  public:
   // `rows` outlives this.
   RecordingModelRunner(std::unique_ptr<model::ModelRunner> model, std::vector<RecordedRow>& rows)
-      : model_(std::move(model)), rows_(rows) {}
+      : WrappedModelRunner(std::move(model)), rows_(rows) {}
 
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override {
@@ -44,15 +44,8 @@ class RecordingModelRunner final : public model::ModelRunner {
     }
     return absl::OkStatus();
   }
-  std::span<const float> logits() const override { return model_->logits(); }
-  const model::StepStats& stats() const override { return model_->stats(); }
-  const model::ModelSpec& spec() const override { return model_->spec(); }
-  kv::KvArena& kv() override { return model_->kv(); }
-  const std::string& numeric_class() const override { return model_->numeric_class(); }
-  const std::string& compatibility_hash() const override { return model_->compatibility_hash(); }
 
  private:
-  const std::unique_ptr<model::ModelRunner> model_;
   std::vector<RecordedRow>& rows_;
 };
 
