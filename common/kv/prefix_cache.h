@@ -38,7 +38,7 @@ class PrefixCache final : private BlockPool::Reclaimer {
   // The blocks of the longest prefix of `tokens` that is here, shared with the cache: read them,
   // never write them. Empty: there is none. `lossy_too`: KV of lossy plans will do.
   BlockTable Find(PrefixHash root, std::span<const TokenId> tokens, bool lossy_too);
-  // The same for a prompt known by its hashes; whoever acts on it compares tokens() later.
+  // The same for a prompt known by its hashes; whoever acts on it compares the tokens, too.
   BlockTable Find(std::span<const PrefixHash> hashes, bool lossy_too);
 
   // Keeps the full blocks of `blocks`, the KV of `tokens`, of which rows before `exact_tokens` are

@@ -135,9 +135,10 @@ void NodeControl::LoadChanged() {
 
 void NodeControl::BroadcastStatus() {
   last_broadcast_ = loop_.Now();
+  const proto::NodeStatus status = delegate_.Status();
   for (const auto& [incarnation, router] : routers_) {
     proto::Envelope envelope;
-    *envelope.mutable_node_status() = delegate_.Status();
+    *envelope.mutable_node_status() = status;
     Reply(router.peer, incarnation, std::move(envelope));
   }
 }

@@ -154,7 +154,7 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
   }
   grants_[id] = {router, blocks, lease_time};
   granted_blocks_ += blocks;
-  UpdateGauges();
+  ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
   control_.Send(router, std::move(reply));
 }
@@ -207,7 +207,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   }
   if (!status.ok()) {
     SendFailure(adopted.router, id, status, 1);
-    UpdateGauges();
+    ReportLoad();
     return;
   }
   const int32_t end_block = adopted.lease.end_block();
@@ -228,7 +228,7 @@ void DecodeNode::OnFailed(uint64_t sequence, Incarnation router, const absl::Sta
   granted_blocks_ -= grant->second.blocks;
   grants_.erase(grant);
   SendFailure(router, sequence, status, 0);
-  UpdateGauges();
+  ReportLoad();
 }
 
 void DecodeNode::Cancel(SequenceId id, Incarnation router) {
@@ -242,7 +242,7 @@ void DecodeNode::Cancel(SequenceId id, Incarnation router) {
     proto::Terminal terminal;
     terminal.set_kind(proto::Terminal::KIND_CANCELLED);
     SendTerminal(router, id, std::move(terminal));
-    UpdateGauges();
+    ReportLoad();
     return;
   }
   auto it = streams_.find(id);
@@ -284,7 +284,7 @@ void DecodeNode::MaybeStep() {
     metrics_.preemptions.Increment();
   }
   for (const DecodeScheduler::Work& work : step.work) MakeRoom(work);
-  UpdateGauges();
+  ReportLoad();
   if (step.work.empty()) return;
   step_ids_.clear();
   items_.clear();
@@ -429,10 +429,10 @@ void DecodeNode::Erase(SequenceId id) {
   metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - cancelled));
   metrics_.OnFinished(NodeMetrics::FinishReason::kAbort);
   SendTerminal(router, id, std::move(terminal));
-  UpdateGauges();
+  ReportLoad();
 }
 
-void DecodeNode::UpdateGauges() {
+void DecodeNode::ReportLoad() {
   control_.LoadChanged();
   const int64_t free = engine_.pool().free_blocks();
   metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free - granted_blocks_,

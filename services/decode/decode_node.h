@@ -89,7 +89,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   void SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
                    int64_t output_tokens);
   void Erase(SequenceId id);
-  void UpdateGauges();
+  // To metrics now, and soon to the routers.
+  void ReportLoad();
 
   const Options options_;
   engine::Engine& engine_;

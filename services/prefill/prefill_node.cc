@@ -220,7 +220,7 @@ void PrefillNode::MaybeStep() {
                return true;
              }) > 0;
   } while (chunks_.empty() && failed);  // Those behind the failed ones have their turn now.
-  UpdateGauges();
+  ReportLoad();
   if (chunks_.empty()) return;
 
   items_.clear();
@@ -420,10 +420,10 @@ void PrefillNode::EraseIfDone(SequenceId id) {
     metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.cancelled));
   }
   jobs_.erase(it);
-  UpdateGauges();
+  ReportLoad();
 }
 
-void PrefillNode::UpdateGauges() {
+void PrefillNode::ReportLoad() {
   control_.LoadChanged();
   const int32_t free = engine_.pool().free_blocks();
   metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free, 0);

@@ -102,7 +102,8 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void Fail(Job& job, const absl::Status& status);
   // Frees the job once nothing uses its blocks.
   void EraseIfDone(SequenceId id);
-  void UpdateGauges();
+  // To metrics now, and soon to the routers.
+  void ReportLoad();
 
   const Options options_;
   engine::Engine& engine_;
