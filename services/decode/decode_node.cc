@@ -74,6 +74,7 @@ proto::NodeStatus DecodeNode::Status() {
   status.set_running_sequences(static_cast<int32_t>(streams_.size()));
   status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
+  status.set_remaps(policy_.own().lossy());
   return status;
 }
 

@@ -117,11 +117,14 @@ class Process:
 class Cluster:
     """One router with its nodes."""
 
-    def __init__(self, folder, prefill=1, decode=1, model=MODEL, node_flags=(), decode_flags=(), router_flags=()):
+    def __init__(self, folder, prefill=1, decode=1, model=MODEL, node_flags=(), decode_flags=(), router_flags=(),
+                 own_flags=None):
+        """`own_flags`: of single nodes, by name."""
         self.folder = pathlib.Path(folder)
         self.model = model
         self.node_flags = list(node_flags)
         self.decode_flags = list(decode_flags)
+        self.own_flags = own_flags or {}
         self.nodes = {}
         for role, count in (("decode", decode), ("prefill", prefill)):
             for i in range(count):
@@ -144,7 +147,7 @@ class Cluster:
         self.nodes[name] = Process(
             self.folder, name, "lynx-" + role, "--model", self.model,
             "--control", control, "--http", "127.0.0.1:0", "--threads", 1, *self.node_flags,
-            *(self.decode_flags if role == "decode" else ()))
+            *(self.decode_flags if role == "decode" else ()), *self.own_flags.get(name, ()))
         return self.nodes[name]
 
     def restart_node(self, name):

@@ -4,7 +4,7 @@ import json
 import random
 import subprocess
 
-from cluster import BIN, LONG, MODEL
+from cluster import BIN, LONG, MODEL, running_cluster, wait_for
 
 NAME = "lynx-tiny-moe"
 FIRST_SPECIAL = 4093
@@ -60,3 +60,21 @@ def test_companions_do_not_change_a_greedy_answer(cluster):
                       for request in requests(companions, seed=companions)]
             assert pool.submit(cluster.post, "/v1/completions", body).result()[1]["choices"][0]["text"] == alone
             assert all(other.result()[0] == 200 for other in others)
+
+
+def test_exact_requests_stay_with_nodes_of_one_numeric_class():
+    asked = requests(32, seed=7)
+    isas = {"prefill-0": "portable", "prefill-1": "avx2", "decode-0": "avx2", "decode-1": "portable"}
+    with running_cluster(prefill=2, decode=2,
+                         own_flags={name: ("--isa", isa) for name, isa in isas.items()}) as cluster:
+        answers = [ask_all(cluster, asked) for _ in range(2)]
+        assert answers[0] == answers[1]
+        # Names decide between pairs that are equal otherwise: "avx2" comes before "portable".
+        assert cluster.nodes["prefill-0"].metric("lynx_node_prompt_tokens_total") == 0
+        assert cluster.nodes["decode-1"].metric("lynx_node_output_tokens_total") == 0
+        cluster.nodes["prefill-1"].stop()
+        wait_for(lambda: cluster.router.metric("lynx_router_nodes", role="prefill", state="gone") == 1, 30, "node to be gone")
+        other = ask_all(cluster, asked)
+        assert cluster.nodes["prefill-0"].metric("lynx_node_prompt_tokens_total") > 0
+        assert cluster.nodes["decode-1"].metric("lynx_node_output_tokens_total") > 0
+        assert other != answers[0]  # Else the test could not tell the classes apart.

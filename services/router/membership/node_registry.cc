@@ -3,16 +3,15 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/telemetry/log.h"
+#include "services/router/membership/class_pairs.h"
 
 namespace lynx::router {
 namespace {
@@ -60,6 +59,26 @@ telemetry::Counter Ignored(telemetry::Registry& metrics, const char* reason) {
   return metrics.AddCounter("lynx_router_ignored_messages_total",
                             "Control messages that changed nothing: late, doubled or unknown",
                             {{"reason", reason}});
+}
+
+// `pairs` is not empty; the first is where exact requests go.
+void WarnOfClasses(const std::string& endpoint, const std::vector<ClassPair>& pairs) {
+  const ClassPair& home = pairs.front();
+  if (pairs.size() > 1) {
+    telemetry::LogWarning(
+        "nodes differ in their numeric class: exact requests go to one pair of classes only",
+        {{"endpoint", endpoint},
+         {"prefill_class", std::string(home.prefill_class)},
+         {"decode_class", std::string(home.decode_class)}});
+  }
+  if (home.prefill_class != home.decode_class) {
+    telemetry::LogWarning(
+        "prefill and decode differ in their numeric class: KV of a prompt that decode has to "
+        "recompute may differ in its last bits",
+        {{"endpoint", endpoint},
+         {"prefill_class", std::string(home.prefill_class)},
+         {"decode_class", std::string(home.decode_class)}});
+  }
 }
 
 }  // namespace
@@ -335,12 +354,8 @@ void NodeRegistry::Apply(const std::vector<NodeTable::Event>& events) {
                     {"detail", event.detail}});
     if (event.kind == Event::kJoined) metrics_.joined[role].Increment();
     if (event.state == MemberState::kReady && event.kind != Event::kGone) {
-      const std::set<std::string> classes = table_.NumericClasses();
-      if (classes.size() > 1) {
-        telemetry::LogWarning(
-            "ready nodes differ in their numeric class: answers of the same exact request may, too",
-            {{"endpoint", event.endpoint}, {"numeric_classes", absl::StrJoin(classes, ", ")}});
-      }
+      const auto pairs = ClassPairs(table_, [](const Member&) { return true; });
+      if (!pairs.empty()) WarnOfClasses(event.endpoint, pairs);
     }
     if (event.kind != Event::kGone) continue;
     metrics_.gone[role].Increment();

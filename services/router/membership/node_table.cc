@@ -214,14 +214,6 @@ std::vector<const Member*> NodeTable::ReadyNodes(proto::Role role,
   return nodes;
 }
 
-std::set<std::string> NodeTable::NumericClasses() const {
-  std::set<std::string> classes;
-  for (const auto& [endpoint, member] : members_) {
-    if (member.state == MemberState::kReady) classes.insert(member.status.numeric_class());
-  }
-  return classes;
-}
-
 void NodeTable::Leave(Member& member, std::string detail, std::vector<Event>& events) {
   const NodeId id = std::exchange(member.id, 0);
   const bool drained = member.state == MemberState::kDraining;

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -108,9 +107,6 @@ class NodeTable {
   // Ready nodes of `role`, in endpoint order. With a hash: only those that may exchange KV with it.
   std::vector<const Member*> ReadyNodes(proto::Role role,
                                         const std::string& compatibility_hash = "") const;
-
-  // Of the ready nodes. With more than one, an exact request's bits depend on which nodes it meets.
-  std::set<std::string> NumericClasses() const;
 
  private:
   void Leave(Member& member, std::string detail, std::vector<Event>& events);

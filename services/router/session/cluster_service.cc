@@ -40,6 +40,19 @@ int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceRequest& reques
                    [](const proto::KvGroup& group) { return group.granted_blocks(); });
 }
 
+// Whether the sequence would be exact on that decode node, so that its bits must not depend on
+// where it is placed.
+bool Exact(const SequenceRequest& request, const Member& decode) {
+  const std::string& policy = request.sampling.policy();
+  return policy.empty() ? !decode.status.remaps() : policy == "exact";
+}
+
+// Where exact sequences go. Null: no pair is ready.
+const ClassPair* FirstReady(const std::vector<ClassPair>& pairs) {
+  const auto it = std::find_if(pairs.begin(), pairs.end(), [](auto& pair) { return pair.ready(); });
+  return it != pairs.end() ? &*it : nullptr;
+}
+
 // A node that does not tell a limit (0) is not limited by it.
 bool Within(int64_t need, int64_t limit) { return limit <= 0 || need <= limit; }
 
@@ -83,12 +96,11 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
   }
   request.deadline = std::min(request.deadline, now + options_.max_duration);
   auto entry = std::make_unique<Entry>(std::move(request), options_.session, now, sink);
-  if (!FitsAny(entry->session, /*only_ready=*/false)) {
+  if (Pairs(entry->session).empty()) {
     return reject(Rejection::kTooLarge, TooLarge(entry->session.request()));
   }
   if (options_.refuse_late) {
-    const auto tokens = static_cast<int64_t>(entry->session.request().prompt.size());
-    const absl::Duration predicted = PredictedTtft(tokens);
+    const absl::Duration predicted = PredictedTtft(entry->session);
     if (predicted > options_.slo_ttft) {
       return reject(Rejection::kLate,
                     absl::ResourceExhaustedError(absl::StrCat(
@@ -299,11 +311,18 @@ PlacementRequest ClusterService::Placement(const Entry& entry) const {
           .tpot_limit = options_.slo_tpot};
 }
 
-absl::Duration ClusterService::PredictedTtft(int64_t prompt_tokens) const {
+absl::Duration ClusterService::PredictedTtft(const SequenceSession& session) const {
+  const auto tokens = static_cast<int64_t>(session.request().prompt.size());
   absl::Duration prefill = absl::InfiniteDuration();
-  for (const Member* member : nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL)) {
-    const PrefillCandidate candidate = loads_.Prefill(*member);
-    prefill = std::min(prefill, candidate.step_time.Steps(candidate.queued_tokens + prompt_tokens));
+  const std::vector<ClassPair> pairs = Pairs(session);
+  const ClassPair* home = FirstReady(pairs);
+  for (const ClassPair& pair : pairs) {
+    if (&pair != home && Exact(session.request(), *pair.decode.front())) continue;
+    for (const Member* member : pair.prefill) {
+      if (member->state != MemberState::kReady) continue;
+      const PrefillCandidate candidate = loads_.Prefill(*member);
+      prefill = std::min(prefill, candidate.step_time.Steps(candidate.queued_tokens + tokens));
+    }
   }
   return admission_.ExpectedWait() + prefill;
 }
@@ -322,8 +341,10 @@ void ClusterService::PlacePrefill(SequenceId id) {
     std::vector<PrefillCandidate> preferred;
     std::vector<PrefillCandidate> others;
     for (const Member* member : nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL, hash)) {
-      if (decode == nullptr || !Fits(*decode, *member, session) || resting_.contains(member->id) ||
-          session.prefill_refused().contains(member->id)) {
+      if (decode == nullptr || !Fits(*member, session) || resting_.contains(member->id) ||
+          session.prefill_refused().contains(member->id) ||
+          (entry.prefill_class.has_value() &&
+           *entry.prefill_class != member->status.numeric_class())) {
         continue;
       }
       (session.avoid().contains(member->id) ? others : preferred)
@@ -381,24 +402,25 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
   const absl::Time now = loop_.Now();
   for (;;) {
     PlacementRequest placement = Placement(entry);  // Of the blocks, the candidates decide.
+    const std::vector<ClassPair> pairs = Pairs(session);
+    const ClassPair* home = FirstReady(pairs);
+    can_wait = home != nullptr;
     std::vector<DecodeCandidate> all;
     std::vector<DecodeCandidate> preferred;
-    can_wait = false;
-    for (const Member* decode : nodes_.nodes().ReadyNodes(proto::ROLE_DECODE)) {
-      bool fits = false;
-      bool prefill_free = false;
-      for (const Member* prefill :
-           nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL, decode->status.compatibility_hash())) {
-        if (!Fits(*decode, *prefill, session)) continue;
-        fits = true;
-        prefill_free = prefill_free || !resting_.contains(prefill->id);
+    std::set<NodeId> seen;  // Some are in several pairs.
+    const auto free = [&](const Member* member) {
+      return member->state == MemberState::kReady && !resting_.contains(member->id);
+    };
+    for (const ClassPair& pair : pairs) {
+      if (std::none_of(pair.prefill.begin(), pair.prefill.end(), free)) continue;
+      for (const Member* decode : pair.decode) {
+        if (!free(decode) || (&pair != home && Exact(request, *decode))) continue;
+        if (!seen.insert(decode->id).second) continue;
+        all.push_back(loads_.Decode(*decode));
+        placement.blocks_now = std::max(placement.blocks_now,
+                                        static_cast<int32_t>(BlocksNow(decode->status, request)));
+        if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
       }
-      can_wait = can_wait || fits;
-      if (!fits || !prefill_free || resting_.contains(decode->id)) continue;
-      all.push_back(loads_.Decode(*decode));
-      placement.blocks_now =
-          std::max(placement.blocks_now, static_cast<int32_t>(BlocksNow(decode->status, request)));
-      if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
     }
     std::optional<NodeId> node = policy_->PickDecode(preferred, placement);
     if (!node.has_value()) node = policy_->PickDecode(all, placement);
@@ -419,37 +441,22 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     metrics_.StageTook(Stage::kQueue, now - session.times().queued);
     admission_.Dispatch(entry.ticket, now);
     session.OnReserveSent(*node, wire_id, now);
+    entry.prefill_class.reset();
+    if (Exact(request, *nodes_.nodes().Find(*node))) entry.prefill_class = home->prefill_class;
     Settle(id, entry);
     return true;
   }
 }
 
-bool ClusterService::Fits(const Member& decode, const Member& prefill,
-                          const SequenceSession& session) const {
-  const int64_t prompt = static_cast<int64_t>(session.request().prompt.size());
-  const int64_t total = TotalTokens(session.request());
-  return Within(MostBlocks(decode.status, total), decode.status.kv_blocks_total()) &&
-         Within(total, decode.status.max_context_tokens()) &&
-         Within(MostBlocks(prefill.status, prompt), prefill.status.kv_blocks_total()) &&
-         Within(prompt, prefill.status.max_context_tokens()) &&
-         !session.too_small().contains(decode.id) && !session.too_small().contains(prefill.id);
+bool ClusterService::Fits(const Member& node, const SequenceSession& session) const {
+  const auto prompt = static_cast<int64_t>(session.request().prompt.size());
+  const int64_t tokens = node.role == proto::ROLE_PREFILL ? prompt : TotalTokens(session.request());
+  return Within(MostBlocks(node.status, tokens), node.status.kv_blocks_total()) &&
+         Within(tokens, node.status.max_context_tokens()) && !session.too_small().contains(node.id);
 }
 
-bool ClusterService::FitsAny(const SequenceSession& session, bool only_ready) const {
-  for (const auto& [decode_endpoint, decode] : nodes_.nodes().members()) {
-    for (const auto& [prefill_endpoint, prefill] : nodes_.nodes().members()) {
-      if (decode.role != proto::ROLE_DECODE || prefill.role != proto::ROLE_PREFILL) continue;
-      const auto counts = [&](const Member& m) {
-        return m.state == MemberState::kReady || (!only_ready && m.state == MemberState::kSuspect);
-      };
-      if (counts(decode) && counts(prefill) &&
-          decode.status.compatibility_hash() == prefill.status.compatibility_hash() &&
-          Fits(decode, prefill, session)) {
-        return true;
-      }
-    }
-  }
-  return false;
+std::vector<ClassPair> ClusterService::Pairs(const SequenceSession& session) const {
+  return ClassPairs(nodes_.nodes(), [&](const Member& node) { return Fits(node, session); });
 }
 
 absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
@@ -574,7 +581,7 @@ void ClusterService::OnTimer() {
       if (!nodes_.ready()) {
         rejection = Rejection::kNotReady;
         queue_status = absl::UnavailableError(nodes_.not_ready_reason());
-      } else if (!FitsAny(session, /*only_ready=*/true)) {
+      } else if (FirstReady(Pairs(session)) == nullptr) {
         rejection = Rejection::kTooLarge;
         queue_status = TooLarge(session.request());
       } else {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "common/concurrency/event_loop.h"
 #include "services/router/admission/admission_queue.h"
+#include "services/router/membership/class_pairs.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/placement/load_tracker.h"
 #include "services/router/placement/placement_policy.h"
@@ -81,6 +83,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     int64_t charged_blocks = 0;
     bool charged_as_granted = false;
     NodeId charged_prefill = 0;
+    std::optional<std::string> prefill_class;  // Of the pair it must stay in: it is exact.
     int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.
   };
   using Effects = SequenceSession::Effects;
@@ -90,15 +93,16 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   void PlacePrefill(SequenceId id);
   PlacementRequest Placement(const Entry& entry) const;
   // From now to the first token of a sequence that came now, as far as nodes have told enough.
-  absl::Duration PredictedTtft(int64_t prompt_tokens) const;
+  absl::Duration PredictedTtft(const SequenceSession& session) const;
   // Dispatches from the queue while there is room; never calls a sink.
   void Pump();
   void SchedulePump();
   // Places the sequence on some decode node: true. Otherwise `can_wait` tells whether it would fit
   // one of the ready pairs when they are less busy.
   bool TryDispatch(SequenceId id, Entry& entry, bool& can_wait);
-  bool Fits(const Member& decode, const Member& prefill, const SequenceSession& session) const;
-  bool FitsAny(const SequenceSession& session, bool only_ready) const;
+  // Whether the node could hold its part of the sequence if it had nothing else.
+  bool Fits(const Member& node, const SequenceSession& session) const;
+  std::vector<ClassPair> Pairs(const SequenceSession& session) const;  // In which it fits.
   absl::Status TooLarge(const SequenceRequest& request) const;
 
   template <typename Handle>

@@ -11,9 +11,7 @@ namespace lynx::router {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using Event = NodeTable::Event;
 
@@ -59,21 +57,6 @@ class NodeTableTest : public ::testing::Test {
   ManualClock clock_;
   NodeTable table_;
 };
-
-TEST_F(NodeTableTest, TellsTheNumericClassesOfReadyNodes) {
-  proto::NodeStatus prefill = Status(proto::ROLE_PREFILL);
-  proto::NodeStatus decode = Status(proto::ROLE_DECODE);
-  prefill.set_numeric_class("cpu-avx2");
-  decode.set_numeric_class("cpu-amx");
-  EXPECT_THAT(table_.NumericClasses(), IsEmpty());
-  Hear("p:1", 1, prefill);
-  EXPECT_THAT(table_.NumericClasses(), ElementsAre("cpu-avx2"));
-  Hear("d:1", 2, decode);
-  EXPECT_THAT(table_.NumericClasses(), ElementsAre("cpu-amx", "cpu-avx2"));
-  decode.set_state(proto::NODE_STATE_DRAINING);
-  Hear("d:1", 2, decode);
-  EXPECT_THAT(table_.NumericClasses(), ElementsAre("cpu-avx2"));
-}
 
 TEST_F(NodeTableTest, IsReadyWithOneCompatiblePair) {
   EXPECT_THAT(Reason(), AllOf(HasSubstr("no prefill node is ready: p:1 is gone"),

@@ -114,11 +114,13 @@ class ClusterServiceTest : public ::testing::Test {
     return *cluster_.nodes()[prefills + i];
   }
   absl::Status Start(Client& client, int prompt_tokens, int max_new_tokens, uint64_t seed = 1,
-                     absl::Duration deadline = absl::InfiniteDuration()) {
+                     absl::Duration deadline = absl::InfiniteDuration(),
+                     const std::string& policy = "") {
     SequenceRequest request;
     request.prompt.assign(static_cast<size_t>(prompt_tokens), 1);
     request.sampling.set_max_new_tokens(max_new_tokens);
     request.sampling.set_seed(seed);
+    request.sampling.set_policy(policy);
     request.deadline = loop_.Now() + deadline;
     client.service = service_.get();
     client.starting = true;
@@ -203,6 +205,73 @@ TEST_F(ClusterServiceTest, WhatWouldComeTooLateIsRefusedAtOnce) {
   third.Cancel();
   loop_.Advance(absl::Seconds(1));
   ExpectNothingHeld();
+}
+
+// Two classes of nodes, of which "a" has fewer.
+class MixedClassesTest : public ClusterServiceTest {
+ protected:
+  MixedClassesTest() {
+    Make(3, 4);
+    Prefill(0).set_numeric_class("a");
+    Decode(0).set_numeric_class("a");
+    for (size_t i : {1, 2}) Prefill(i).set_numeric_class("b");
+    for (size_t i : {1, 2, 3}) Decode(i).set_numeric_class("b");
+    loop_.Advance(absl::Seconds(1));  // Heartbeats tell.
+  }
+  // Starts so many sequences and waits for their answers.
+  void Serve(int count, const std::string& policy = "") {
+    std::vector<std::unique_ptr<Client>> clients;
+    for (int i = 0; i < count; ++i) {
+      clients.push_back(std::make_unique<Client>());
+      ASSERT_THAT(Start(*clients.back(), 20, 4, 1, absl::InfiniteDuration(), policy), IsOk());
+    }
+    loop_.Advance(absl::Seconds(5));
+    for (const auto& client : clients) ExpectAnswer(*client, 1, 4);
+    ExpectNothingHeld();
+  }
+};
+
+TEST_F(MixedClassesTest, ExactSequencesStayInTheLargestPair) {
+  Serve(30);
+  EXPECT_EQ(Prefill(0).prefills() + Decode(0).reserves(), 0);
+  for (size_t i : {1, 2}) EXPECT_GT(Prefill(i).prefills(), 0);
+  for (size_t i : {1, 2, 3}) EXPECT_GT(Decode(i).reserves(), 0);
+}
+
+TEST_F(MixedClassesTest, ExactSequencesWaitForTheirPairRatherThanLeaveIt) {
+  for (size_t i : {1, 2}) Prefill(i).set_busy(true);
+  Client client;
+  ASSERT_THAT(Start(client, 20, 4), IsOk());
+  loop_.Advance(absl::Seconds(2));
+  EXPECT_FALSE(client.end.has_value());
+  EXPECT_EQ(Prefill(0).prefills() + Decode(0).reserves(), 0);
+  Prefill(2).set_busy(false);
+  loop_.Advance(absl::Seconds(2));
+  ExpectAnswer(client, 1, 4);
+}
+
+TEST_F(MixedClassesTest, ExactSequencesMoveOnWhenTheirPairIsGone) {
+  for (size_t i : {1, 2}) Prefill(i).SetOnline(false);
+  loop_.Advance(absl::Seconds(7));
+  Serve(10);
+  EXPECT_EQ(Prefill(0).prefills(), 10);
+  EXPECT_EQ(Decode(0).reserves(), 10);
+}
+
+TEST_F(MixedClassesTest, LossySequencesGoAnywhere) {
+  Serve(30, "lynx:alpha=3,beta=3,floor=1");
+  for (size_t i : {0, 1, 2}) EXPECT_GT(Prefill(i).prefills(), 0) << i;
+  for (size_t i : {0, 1, 2, 3}) EXPECT_GT(Decode(i).reserves(), 0) << i;
+}
+
+TEST_F(MixedClassesTest, ANodeThatRemapsMakesThoseThatDoNotSayLossy) {
+  for (size_t i : {0, 1, 2, 3}) Decode(i).set_remaps(true);
+  loop_.Advance(absl::Seconds(1));
+  Serve(30);
+  EXPECT_GT(Decode(0).reserves(), 0);
+  const int before = Decode(0).reserves() + Prefill(0).prefills();
+  Serve(30, "exact");
+  EXPECT_EQ(Decode(0).reserves() + Prefill(0).prefills(), before);
 }
 
 TEST_F(ClusterServiceTest, EverySeriesExistsFromTheStart) {

@@ -47,6 +47,8 @@ class FakeNode {
   void set_prefill_time(absl::Duration time) { prefill_time_ = time; }
   // What it says a row costs.
   void set_row_time(absl::Duration time) { row_time_ = time; }
+  void set_numeric_class(const std::string& name) { numeric_class_ = name; }
+  void set_remaps(bool remaps) { remaps_ = remaps; }
   void SendStatus();
 
   uint64_t incarnation() const { return incarnation_; }
@@ -94,6 +96,8 @@ class FakeNode {
   bool stepping_ = false;
   absl::Duration prefill_time_ = absl::Milliseconds(20);
   absl::Duration row_time_ = absl::ZeroDuration();
+  std::string numeric_class_ = "cpu";
+  bool remaps_ = false;
   std::map<uint64_t, Live> live_;
   uint64_t next_grant_ = 1;
   int reserves_ = 0;
@@ -180,6 +184,8 @@ inline void FakeNode::SendStatus() {
   status.set_role(role_);
   status.set_state(state_);
   status.set_compatibility_hash("h");
+  status.set_numeric_class(numeric_class_);
+  status.set_remaps(remaps_);
   status.set_kv_blocks_total(blocks_);
   status.set_kv_blocks_free(free_);
   status.set_running_sequences(static_cast<int>(live_.size()));
