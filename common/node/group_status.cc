@@ -15,4 +15,12 @@ void DescribeGroups(const kv::KvGroups& groups, int32_t step_rows, proto::NodeSt
   }
 }
 
+void DescribeTotals(int64_t tokens, const MoeMetrics::Totals& plans, proto::NodeStatus& status) {
+  proto::NodeTotals& totals = *status.mutable_totals();
+  totals.set_tokens(tokens);
+  totals.set_plans(plans.plans);
+  totals.set_experts_exact(plans.experts_exact);
+  totals.set_experts(plans.experts);
+}
+
 }  // namespace lynx::node

@@ -164,6 +164,9 @@ void MoeMetrics::OnStep(const model::StepStats& stats, bool backed_off) {
     if (layer_index_[i] < 0) continue;
     const moe::PlanStats& plan = stats.plans[i];
     Layer& layer = layers_[static_cast<size_t>(layer_index_[i])];
+    ++totals_.plans;
+    totals_.experts_exact += plan.experts_exact;
+    totals_.experts += plan.experts;
     layer.plans.Increment();
     layer.experts_before.Increment(plan.experts_exact);
     layer.experts_after.Increment(plan.experts);

@@ -24,6 +24,14 @@ class MoeMetrics {
   // would have had a lossy policy.
   void OnStep(const model::StepStats& stats, bool backed_off = false);
 
+  // Over all plans so far: how many, their distinct experts under exact routing, and those read.
+  struct Totals {
+    int64_t plans = 0;
+    int64_t experts_exact = 0;
+    int64_t experts = 0;
+  };
+  const Totals& totals() const { return totals_; }
+
  private:
   struct Layer {
     telemetry::Counter plans;
@@ -33,6 +41,7 @@ class MoeMetrics {
   };
 
   const int32_t top_k_;
+  Totals totals_;
   std::vector<telemetry::Counter> applied_;   // By moe::Phase.
   std::vector<telemetry::Counter> bypassed_;  // By moe::Phase.
   std::vector<telemetry::Counter> bypass_;    // By reason.

@@ -10,6 +10,7 @@
 #include "services/cli/inspect/inspect.h"
 #include "services/cli/loadtest/loadtest.h"
 #include "services/cli/plan.h"
+#include "services/cli/top/top.h"
 #include "services/cli/up.h"
 
 namespace {
@@ -34,6 +35,10 @@ int RunPlan(int argc, const char* const* argv) {
   return lynx::cli::RunPlan(argc, argv, std::cout, std::cerr);
 }
 
+int RunTop(int argc, const char* const* argv) {
+  return lynx::cli::RunTop(argc, argv, std::cout, std::cerr);
+}
+
 constexpr struct {
   const char* name;
   int (*run)(int argc, const char* const* argv);
@@ -46,6 +51,7 @@ constexpr struct {
     {"inspect", RunInspect, "say what a model is and what it takes to serve it"},
     {"loadtest", RunLoadtest, "put any OpenAI-style server under load and measure it"},
     {"plan", RunPlan, "show what a routing policy does to router logits"},
+    {"top", RunTop, "show what a cluster does now"},
 };
 
 int Usage(FILE* out, int status) {

@@ -75,6 +75,7 @@ proto::NodeStatus DecodeNode::Status() {
   status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   status.set_remaps(policy_.own().lossy());
+  node::DescribeTotals(sampled_tokens_, moe_metrics_.totals(), status);
   return status;
 }
 
@@ -357,6 +358,7 @@ void DecodeNode::OnStepDone() {
     const engine::ItemResult& result = engine_.results()[i];
     if (!result.has_token) continue;
     metrics_.output_tokens.Increment();
+    ++sampled_tokens_;
     const engine::Sequence& sequence = *stream.sequence;
     const bool stopped = sequence.finish_reason() == engine::FinishReason::kStop;
     if (!stopped) {

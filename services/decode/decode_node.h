@@ -112,6 +112,7 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   };
   std::map<SequenceId, Granted> grants_;  // Not adopted yet; the receiver holds their leases.
   int64_t granted_blocks_ = 0;
+  int64_t sampled_tokens_ = 0;  // Since the start.
   bool draining_ = false;
 
   // The running step.

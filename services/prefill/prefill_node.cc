@@ -77,6 +77,7 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_waiting_sequences(scheduler_.waiting());
   status.set_queued_prompt_tokens(scheduler_.queued_tokens());
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
+  node::DescribeTotals(computed_tokens_, moe_metrics_.totals(), status);
   return status;
 }
 
@@ -295,6 +296,7 @@ void PrefillNode::OnStepDone() {
       Fail(job, result.status);
     } else {
       metrics_.prompt_tokens_computed.Increment(chunks[i].rows);
+      computed_tokens_ += chunks[i].rows;
       OnPromptDone(job, result);
     }
   }

@@ -117,6 +117,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   node::StepTimeFit step_time_;
   std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Job> jobs_;
+  int64_t computed_tokens_ = 0;  // Since the start.
   bool draining_ = false;
 
   // The running step.

@@ -28,6 +28,7 @@
 #include "common/text/tokenizer.h"
 #include "services/router/front/completion_handler.h"
 #include "services/router/membership/node_registry.h"
+#include "services/router/membership/nodes_page.h"
 #include "services/router/membership/resolver.h"
 #include "services/router/placement/make_policy.h"
 #include "services/router/router_config.h"
@@ -219,6 +220,19 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   http::Routes admin_routes;
   health.AddTo(routes);
   health.AddTo(admin_routes);
+  // Not for clients: where the nodes are is the operator's.
+  (config.admin_listen.empty() ? routes : admin_routes)
+      .Add("GET", "/nodes",
+           [&loop, registry = nodes.get()](http::HttpRequest,
+                                           std::shared_ptr<http::ResponseWriter> writer) {
+             loop.Post([&loop, registry, writer = std::move(writer)] {
+               writer
+                   ->Send({.status = 200,
+                           .headers = {{"Content-Type", http::kJsonContentType}},
+                           .body = NodesPage(registry->nodes(), loop.Now())})
+                   .IgnoreError();
+             });
+           });
 
   LYNX_ASSIGN_OR_RETURN(auto server, Listen(config, "api", listen, metrics, routes));
   std::unique_ptr<http::HttpServer> admin;
