@@ -116,6 +116,18 @@ bool ChatTemplate::TakesArgumentsAsText() const {
   return Render(Calling(R"("{\"key\": \"value\"}")")).ok();
 }
 
+bool ChatTemplate::HeedsReasoningEffort() const {
+  const auto with = [&](const char* effort) {
+    ChatInput input;
+    input.messages = {{.role = "user", .content = "question", .extra_json = {}}};
+    input.variables_json = absl::StrCat(R"({"reasoning_effort":")", effort, "\"}");
+    return Render(input);
+  };
+  const auto low = with("low");
+  const auto high = with("high");
+  return low.ok() && high.ok() && low->text != high->text;
+}
+
 ChatTemplate::ChatTemplate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ChatTemplate::~ChatTemplate() = default;
 

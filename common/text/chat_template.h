@@ -77,6 +77,9 @@ class ChatTemplate {
   // call both ways to find out.
   bool TakesArgumentsAsText() const;
 
+  // Whether the variable `reasoning_effort` makes a difference to what is written.
+  bool HeedsReasoningEffort() const;
+
  private:
   struct Impl;
   explicit ChatTemplate(std::unique_ptr<Impl> impl);

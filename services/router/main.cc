@@ -74,6 +74,8 @@ absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
           : std::min(config.max_context_tokens, model.info.max_context_tokens);
   limits.tool_arguments_as_text =
       model.chat_template != nullptr && model.chat_template->TakesArgumentsAsText();
+  limits.reasoning_effort =
+      model.chat_template != nullptr && model.chat_template->HeedsReasoningEffort();
   LYNX_ASSIGN_OR_RETURN(limits.end_token_ids,
                         text::LoadStopTokenIds(config.model, *model.tokenizer));
   LYNX_ASSIGN_OR_RETURN(const text::GenerationDefaults defaults,

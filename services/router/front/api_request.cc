@@ -140,6 +140,7 @@ bool IfTextFormat(const Json& value) {
 constexpr Unserved kUnserved[] = {
     {"tools", IfEmpty, true},
     {"tool_choice", IfNone, true},
+    {"parallel_tool_calls", IfTrue},
     {"functions", IfEmpty},
     {"function_call", IfNone},
     {"response_format", IfTextFormat},
@@ -149,7 +150,7 @@ constexpr Unserved kUnserved[] = {
     {"modalities", IfTextOnly},
     {"prediction", Never},
     {"web_search_options", Never},
-    {"reasoning_effort", IfNone},
+    {"reasoning_effort", IfNone, true},
     {"reasoning", Never},
     {"verbosity", IfMedium},
     {"moderation", Never},

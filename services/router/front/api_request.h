@@ -50,6 +50,8 @@ struct RequestLimits {
 
   // The chat template wants the arguments of tool calls as JSON text, not as an object.
   bool tool_arguments_as_text = false;
+  // The chat template heeds `reasoning_effort`.
+  bool reasoning_effort = false;
 };
 
 // Text to tokenize, or ids that are all in the vocabulary. Never empty.

@@ -320,6 +320,21 @@ absl::StatusOr<std::string> ReadVariables(const Json& body, std::string_view tex
     LYNX_RETURN_IF_ERROR(budget.Take(raw, kParam));
     for (const RawMember& member : RawMembers(raw)) AppendMember(member.name, member.value, out);
   }
+  if (const Json* effort = Find(body, "reasoning_effort"); effort != nullptr) {
+    constexpr char kParam[] = "reasoning_effort";
+    if (!effort->is_string()) return TypeError(kParam, "a string", *effort);
+    constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+    if (std::find(std::begin(kEfforts), std::end(kEfforts), *effort) == std::end(kEfforts)) {
+      return FieldError(
+          kParam, absl::StrCat("'", kParam, "' is none, minimal, low, medium, high or xhigh"));
+    }
+    if (!limits.reasoning_effort && *effort != "none") return Unsupported(kParam);
+    const Json* kwargs = Find(body, "chat_template_kwargs");
+    if (kwargs != nullptr && kwargs->contains(kParam)) {
+      return FieldError(kParam, absl::StrCat("'", kParam, "' is in 'chat_template_kwargs', too"));
+    }
+    if (limits.reasoning_effort) AppendMember(kParam, effort->dump(), out);
+  }
   if (const Json* documents = Find(body, "documents"); !IsNothing(documents)) {
     LYNX_RETURN_IF_ERROR(CheckList(*documents, "documents", limits.max_documents));
     for (size_t i = 0; i < documents->size(); ++i) {

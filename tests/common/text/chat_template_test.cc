@@ -397,6 +397,20 @@ TEST(ChatTemplateTest, TellsInWhatFormItTakesTheArgumentsOfACall) {
   EXPECT_TRUE(takes_text("{{ c.function.arguments }}"));
 }
 
+TEST(ChatTemplateTest, FindsOutWhetherReasoningEffortMatters) {
+  const auto heeds = [](const std::string& source) {
+    const auto parsed = ChatTemplate::Parse(source, {});
+    EXPECT_THAT(parsed, IsOk());
+    return (*parsed)->HeedsReasoningEffort();
+  };
+  EXPECT_TRUE(
+      heeds("{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}"
+            "{% endif %}Reasoning: {{ reasoning_effort }}"));
+  EXPECT_FALSE(heeds("{{ messages[0].content }}"));
+  EXPECT_FALSE(heeds("{% if false %}{{ reasoning_effort }}{% endif %}"));
+  EXPECT_FALSE(heeds("{{ raise_exception(reasoning_effort) }}"));
+}
+
 TEST(ChatTemplateTest, ManyThreadsRenderAlike) {
   const auto chat = ChatTemplate::Parse(
       ReadFile("tests/common/text/testdata/templates/reasoning_tools.jinja"), {});

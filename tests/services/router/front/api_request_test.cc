@@ -275,6 +275,7 @@ TEST(ApiRequestTest, NullMeansAbsentForEveryField) {
 TEST(ApiRequestTest, KnownFieldsThatAreNotServedAreRefusedByName) {
   for (const auto& [field, value] : std::vector<std::pair<std::string, std::string>>{
            {"tool_choice", R"({"type":"function"})"},
+           {"parallel_tool_calls", "false"},
            {"functions", R"([{"name":"f"}])"},
            {"function_call", R"("auto")"},
            {"response_format", R"({"type":"json_object"})"},

@@ -126,6 +126,32 @@ TEST(ChatRequestTest, VariablesAndDocumentsReachTheTemplate) {
   EXPECT_FALSE(chat.add_generation_prompt);
 }
 
+TEST(ChatRequestTest, ReasoningEffortReachesATemplateThatHeedsIt) {
+  RequestLimits limits = Limits();
+  EXPECT_EQ(Refused(kHi, R"("reasoning_effort":"low")", limits).param, "reasoning_effort");
+  auto request = Parse(kHi, R"("reasoning_effort":"none")", limits);
+  ASSERT_THAT(request, IsOk());
+  EXPECT_EQ(request->chat.variables_json, "");
+
+  limits.reasoning_effort = true;
+  for (const char* effort : {"none", "minimal", "low", "medium", "high", "xhigh"}) {
+    request = Parse(
+        kHi, absl::StrCat(R"("chat_template_kwargs":{"k":1},"reasoning_effort":")", effort, "\""),
+        limits);
+    ASSERT_THAT(request, IsOk()) << effort;
+    EXPECT_EQ(request->chat.variables_json,
+              absl::StrCat(R"({"k":1,"reasoning_effort":")", effort, "\"}"));
+  }
+  request = Parse(kHi, R"("reasoning_effort":null)", limits);
+  ASSERT_THAT(request, IsOk());
+  EXPECT_EQ(request->chat.variables_json, "");
+  for (const char* field :
+       {R"("reasoning_effort":"harder")", R"("reasoning_effort":3)",
+        R"("reasoning_effort":"low","chat_template_kwargs":{"reasoning_effort":"low"})"}) {
+    EXPECT_EQ(Refused(kHi, field, limits).param, "reasoning_effort") << field;
+  }
+}
+
 TEST(ChatRequestTest, OfARepeatedKeyTheLastOneCounts) {
   auto request =
       ParseChatRequest(absl::StrCat("\xEF\xBB\xBF", R"({"messages":5,"model":"m","messages":[)",
@@ -239,11 +265,10 @@ TEST(ChatRequestTest, SizesAreBounded) {
                     limits)
                 .param,
             "tools");
-  EXPECT_EQ(
-      Refused(kHi, absl::StrCat(R"("chat_template_kwargs":{"k":[)", Repeated("1", 501), "]}"),
-              limits)
-          .param,
-      "chat_template_kwargs");
+  EXPECT_EQ(Refused(kHi, absl::StrCat(R"("chat_template_kwargs":{"k":[)", Repeated("1", 501), "]}"),
+                    limits)
+                .param,
+            "chat_template_kwargs");
 }
 
 // SEC-2: nesting that recursion could not bear, where a string hides it from the body's own check.
