@@ -247,6 +247,8 @@ class UcxWorker {
   bool RunCommands();
   absl::Status FindTransport(const std::string& raw_address);
   ucs_status_t CreateEndpoint(const std::string& raw_address, Link& link);
+  // Without peer errors UCX refuses to close by force.
+  uint32_t CloseFlags() const { return options_.reports_dead_peers ? UCP_EP_CLOSE_FLAG_FORCE : 0; }
   Link* AddLink(PeerId peer, uint64_t id, bool connector);
   void ConnectBack(PeerId peer, const std::string& raw_address);
   void OnHello(const LinkHeader& header, const void* data, size_t bytes);
@@ -305,8 +307,12 @@ absl::Status UcxWorker::Init() {
   set("TLS", options_.transports);
   set("NET_DEVICES", options_.net_devices);
   // A chunk then is one message of the transport. The environment has the last word.
-  for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
-    if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, "72k");
+  if (options_.reports_dead_peers) {
+    for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
+      if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, "72k");
+    }
+  } else {
+    set("SEG_SIZE", "72k");  // Of shared memory.
   }
   // Not every transport has those two, and UCX would say so on standard output.
   set("WARN_INVALID_CONFIG", "n");
@@ -387,7 +393,7 @@ absl::Status UcxWorker::FindTransport(const std::string& raw_address) {
   }
   ucp_request_param_t close = {};
   close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  close.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  close.flags = CloseFlags();
   ucs_status_ptr_t request = ucp_ep_close_nbx(probe.ep, &close);
   if (UCS_PTR_IS_PTR(request)) {
     const auto give_up = std::chrono::steady_clock::now() + kDestructionTimeout;
@@ -508,7 +514,8 @@ ucs_status_t UcxWorker::CreateEndpoint(const std::string& raw_address, Link& lin
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(raw_address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_mode =
+      options_.reports_dead_peers ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
   params.err_handler.cb = &UcxWorker::OnEndpointError;
   params.err_handler.arg = &link;
   return ucp_ep_create(worker_, &params, &link.ep);
@@ -913,7 +920,7 @@ void UcxWorker::ForceClose(Link& link) {
   ucp_request_param_t param = {};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.flags = CloseFlags();
   param.user_data = &link;
   param.cb.send = [](void* request, ucs_status_t, void* user_data) {
     ucp_request_free(request);

@@ -39,6 +39,9 @@ class UcxEngine final : public TransferEngine {
     std::string transports = "tcp";
     // As UCX_NET_DEVICES, e.g. "eth0". Empty: all that are up when Create runs.
     std::string net_devices;
+    // False opens shared memory ("posix"), for measurements between two processes that one owner
+    // starts and ends: a peer that dies goes unnoticed, and sends to it never end.
+    bool reports_dead_peers = true;
   };
 
   //   InvalidArgument     UCX does not know a transport or device named.

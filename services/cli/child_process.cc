@@ -18,16 +18,22 @@
 namespace lynx::cli {
 
 absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name,
-                                                 const std::vector<std::string>& argv) {
+                                                 const std::vector<std::string>& argv,
+                                                 const std::string& output) {
   if (access(argv[0].c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(argv[0], ": ", strerror(errno)));
+  }
+  int to = -1;
+  if (!output.empty()) {
+    to = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (to < 0) return absl::UnavailableError(absl::StrCat(output, ": ", strerror(errno)));
   }
   std::vector<char*> arguments;
   for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   const pid_t owner = getpid();
   const pid_t pid = fork();
-  if (pid < 0) return absl::ResourceExhaustedError(absl::StrCat("fork: ", strerror(errno)));
+  const int fork_error = errno;
   if (pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -35,9 +41,12 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name,
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (to >= 0) dup2(to, STDOUT_FILENO);
     execv(arguments[0], arguments.data());
     _exit(127);
   }
+  if (to >= 0) close(to);
+  if (pid < 0) return absl::ResourceExhaustedError(absl::StrCat("fork: ", strerror(fork_error)));
   return ChildProcess(std::move(name), pid);
 }
 

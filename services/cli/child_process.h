@@ -18,14 +18,17 @@ namespace lynx::cli {
 // and gets SIGTERM from the kernel should the owner die without stopping it.
 class ChildProcess {
  public:
-  // Starts argv[0], a path; inherits standard error. NotFound: no such program.
-  static absl::StatusOr<ChildProcess> Start(std::string name, const std::vector<std::string>& argv);
+  // Starts argv[0], a path; inherits standard error, and standard output too unless `output` names
+  // the file it goes to. NotFound: no such program. Unavailable: the file cannot be written.
+  static absl::StatusOr<ChildProcess> Start(std::string name, const std::vector<std::string>& argv,
+                                            const std::string& output = "");
 
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
   ~ChildProcess();  // Stop(0): kills a child that still runs.
 
   const std::string& name() const { return name_; }
+  pid_t pid() const { return pid_; }  // -1 once the child is known to have ended.
 
   // How the child ended ("exit status 1", "signal 9"), or nothing while it runs.
   std::optional<std::string> Ended();

@@ -5,6 +5,8 @@
 #include "services/cli/bench/memory_bench.h"
 #include "services/cli/bench/model_bench.h"
 #include "services/cli/bench/planner_bench.h"
+#include "services/cli/bench/transfer/transfer_bench.h"
+#include "services/cli/bench/transfer/transfer_peer.h"
 
 namespace lynx::cli {
 namespace {
@@ -18,11 +20,15 @@ constexpr struct {
     {"decode", RunModelBench, "decode steps of a model, or of a model's shape"},
     {"prefill", RunModelBench, "prompts of a model, or of a model's shape"},
     {"planner", RunPlannerBench, "expert assignment of one layer"},
+    {"transfer", RunTransferBench, "hand-off of KV to another process"},
+    {"transfer-peer", RunTransferPeer, ""},  // Started by the one above.
 };
 
 int Usage(std::ostream& out, int status) {
   out << "usage: lynx bench MODE [--help | OPTIONS]\n\n";
-  for (const auto& mode : kModes) out << "  " << mode.name << ": " << mode.what << "\n";
+  for (const auto& mode : kModes) {
+    if (!mode.what.empty()) out << "  " << mode.name << ": " << mode.what << "\n";
+  }
   return status;
 }
 

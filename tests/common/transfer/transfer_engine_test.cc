@@ -272,5 +272,26 @@ TEST(UcxEngineTest, TransportsThatCannotReportDeadPeersAreRefused) {
   EXPECT_FALSE(UcxEngine::Create({.transports = "tcp", .net_devices = "nodev0"}, loop).ok());
 }
 
+TEST(UcxEngineTest, SharedMemoryIsOpenWhereDeadPeersNeedNotBeReported) {
+  ThreadEventLoop loop;
+  const auto open = [](EventLoop& on) {
+    auto engine = UcxEngine::Create(
+        {.transports = "posix", .net_devices = "", .reports_dead_peers = false}, on);
+    EXPECT_THAT(engine, IsOk());
+    EXPECT_EQ((*engine)->TransportName(), "shm");
+    return *std::move(engine);
+  };
+  TransferEndpoint to(loop, open);
+  TransferEndpoint from(loop, open);
+  const PeerId peer = from.Connect(to);
+  const std::vector<std::byte> payload = Pattern(3'000'001, 7);
+  EXPECT_THAT(from.SendAndWait(peer, "large", {payload}), IsOk());
+  EXPECT_THAT(from.SendAndWait(peer, "small", {std::span(payload).first(10)}), IsOk());
+  const auto messages = to.WaitForMessages(2);
+  ASSERT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[0].payload, payload);
+  EXPECT_EQ(messages[1].payload.size(), 10u);
+}
+
 }  // namespace
 }  // namespace lynx::transfer

@@ -153,6 +153,10 @@ TEST(BenchTest, BadArgumentsAreNamed) {
   fails({"decode", "--shape=olmoe-1b-7b", "--policy=best"}, 2, "'best'");
   fails({"decode", "--model=models/lynx-tiny-moe", "--context=4000"}, 2, "the model holds 2047");
   fails({"memory", "--passes=0"}, 2, "passes");
+  fails({"transfer", "--transports=tcp,rdma"}, 2, "--transports: 'rdma'");
+  fails({"transfer", "--payload=0"}, 2, "--payload");
+  fails({"transfer", "--layers=17"}, 2, "the shape has 16");
+  fails({"transfer", "--shape=olmo"}, 1, "olmoe-1b-7b");
   EXPECT_EQ(Bench({"--help"}).status, 0);
   EXPECT_EQ(Bench({"decode", "--help"}).status, 0);
 }
