@@ -5,6 +5,7 @@ find_package(absl REQUIRED CONFIG)
 find_package(Protobuf REQUIRED)  # Module mode: Debian's package has no CMake config of its own.
 find_package(ucx REQUIRED CONFIG)
 find_package(cppzmq REQUIRED CONFIG)
+find_package(Gloo REQUIRED CONFIG)
 find_package(prometheus-cpp REQUIRED CONFIG)
 find_package(spdlog REQUIRED CONFIG)
 find_package(nlohmann_json REQUIRED CONFIG)

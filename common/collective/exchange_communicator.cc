@@ -1,0 +1,185 @@
+#include "common/collective/exchange_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::collective {
+namespace {
+
+// Up to so many bytes from each rank to each other, a second exchange costs more than the bytes
+// that it saves.
+constexpr size_t kSmallBytes = size_t{32} << 10;
+
+absl::Status Misfit(const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("collective: ", what));
+}
+
+}  // namespace
+
+ExchangeCommunicator::ExchangeCommunicator(int rank, int size) : rank_(rank), size_(size) {
+  LYNX_CHECK(size > 0 && rank >= 0 && rank < size);
+}
+
+absl::Status ExchangeCommunicator::Run(std::span<const std::byte> out, std::span<const Part> to,
+                                       std::span<std::byte> in, std::span<const Part> from) {
+  LYNX_RETURN_IF_ERROR(failure());
+  const Part& mine = to[static_cast<size_t>(rank_)];
+  std::byte* const copy = in.data() + from[static_cast<size_t>(rank_)].offset;
+  if (mine.bytes > 0 && copy != out.data() + mine.offset) {
+    std::memcpy(copy, out.data() + mine.offset, mine.bytes);
+  }
+  if (size_ == 1) return absl::OkStatus();
+  absl::Status status = Exchange(out, to, in, from);
+  if (status.ok()) return status;
+  Abort(std::move(status));
+  return failure();
+}
+
+absl::Status ExchangeCommunicator::failure() const {
+  MutexLock lock(mu_);
+  return failure_;
+}
+
+void ExchangeCommunicator::Abort(absl::Status why) {
+  LYNX_CHECK(!why.ok());
+  {
+    MutexLock lock(mu_);
+    if (!failure_.ok()) return;
+    failure_ = std::move(why);
+  }
+  Interrupt();
+}
+
+absl::Status ExchangeCommunicator::SumParts(std::span<const float> values, size_t part,
+                                            std::span<float> mine) {
+  const auto ranks = static_cast<size_t>(size_);
+  std::vector<Part> to(ranks);
+  std::vector<Part> from(ranks);
+  scratch_.resize(ranks * mine.size());
+  for (size_t r = 0; r < ranks; ++r) {
+    const size_t begin = std::min(values.size(), r * part);
+    to[r] = {begin * sizeof(float),
+             (std::min(values.size(), begin + part) - begin) * sizeof(float)};
+    from[r] = {r * mine.size_bytes(), mine.size_bytes()};
+  }
+  LYNX_RETURN_IF_ERROR(
+      Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)), from));
+  std::copy_n(scratch_.begin(), mine.size(), mine.begin());
+  for (size_t r = 1; r < ranks; ++r) {
+    const float* const summand = scratch_.data() + r * mine.size();
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] += summand[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExchangeCommunicator::GatherParts(std::span<float> values, size_t part) {
+  const auto ranks = static_cast<size_t>(size_);
+  std::vector<Part> from(ranks);
+  for (size_t r = 0; r < ranks; ++r) {
+    const size_t begin = std::min(values.size(), r * part);
+    from[r] = {begin * sizeof(float),
+               (std::min(values.size(), begin + part) - begin) * sizeof(float)};
+  }
+  const std::vector<Part> to(ranks, from[static_cast<size_t>(rank_)]);
+  return Run(std::as_bytes(values), to, std::as_writable_bytes(values), from);
+}
+
+absl::Status ExchangeCommunicator::AllReduceSum(std::span<float> values) {
+  const auto ranks = static_cast<size_t>(size_);
+  if (values.size_bytes() <= kSmallBytes) {
+    // Everybody adds everything up.
+    const std::vector<Part> to(ranks, Part{0, values.size_bytes()});
+    std::vector<Part> from(ranks);
+    for (size_t r = 0; r < ranks; ++r) from[r] = {r * values.size_bytes(), values.size_bytes()};
+    scratch_.resize(ranks * values.size());
+    LYNX_RETURN_IF_ERROR(
+        Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)), from));
+    std::copy_n(scratch_.begin(), values.size(), values.begin());
+    for (size_t r = 1; r < ranks; ++r) {
+      const float* const summand = scratch_.data() + r * values.size();
+      for (size_t i = 0; i < values.size(); ++i) values[i] += summand[i];
+    }
+    return absl::OkStatus();
+  }
+  const size_t part = (values.size() + ranks - 1) / ranks;
+  const size_t begin = std::min(values.size(), static_cast<size_t>(rank_) * part);
+  const size_t end = std::min(values.size(), begin + part);
+  LYNX_RETURN_IF_ERROR(SumParts(values, part, values.subspan(begin, end - begin)));
+  return GatherParts(values, part);
+}
+
+absl::Status ExchangeCommunicator::ReduceScatterSum(std::span<const float> values,
+                                                    std::span<float> mine) {
+  if (values.size() != mine.size() * static_cast<size_t>(size_)) {
+    return Misfit(
+        absl::StrCat(values.size(), " values to scatter over ", size_, " parts of ", mine.size()));
+  }
+  return SumParts(values, mine.size(), mine);
+}
+
+absl::Status ExchangeCommunicator::AllGather(std::span<const std::byte> mine,
+                                             std::span<std::byte> all) {
+  const auto ranks = static_cast<size_t>(size_);
+  if (all.size() != mine.size() * ranks) {
+    return Misfit(
+        absl::StrCat(all.size(), " bytes to gather ", size_, " parts of ", mine.size(), " into"));
+  }
+  const std::vector<Part> to(ranks, Part{0, mine.size()});
+  std::vector<Part> from(ranks);
+  for (size_t r = 0; r < ranks; ++r) from[r] = {r * mine.size(), mine.size()};
+  return Run(mine, to, all, from);
+}
+
+absl::Status ExchangeCommunicator::AllToAll(std::span<const std::byte> send,
+                                            std::span<const int64_t> send_bytes,
+                                            std::span<std::byte> received,
+                                            std::span<const int64_t> received_bytes) {
+  // The parts of `memory`; empty when they do not fill it.
+  const auto split = [&](size_t memory, std::span<const int64_t> bytes) {
+    std::vector<Part> parts;
+    if (bytes.size() != static_cast<size_t>(size_)) return parts;
+    size_t offset = 0;
+    for (const int64_t n : bytes) {
+      if (n < 0 || static_cast<size_t>(n) > memory - offset) return std::vector<Part>();
+      parts.push_back({offset, static_cast<size_t>(n)});
+      offset += static_cast<size_t>(n);
+    }
+    return offset == memory ? parts : std::vector<Part>();
+  };
+  const std::vector<Part> to = split(send.size(), send_bytes);
+  const std::vector<Part> from = split(received.size(), received_bytes);
+  if (to.empty() || from.empty()) {
+    return Misfit(absl::StrCat("parts that do not fill the ",
+                               to.empty() ? send.size() : received.size(), " bytes to ",
+                               to.empty() ? "send" : "receive"));
+  }
+  const auto self = static_cast<size_t>(rank_);
+  if (to[self].bytes != from[self].bytes) {
+    return Misfit(absl::StrCat("rank ", rank_, " sends itself ", to[self].bytes,
+                               " bytes and awaits ", from[self].bytes));
+  }
+  return Run(send, to, received, from);
+}
+
+absl::Status ExchangeCommunicator::Broadcast(std::span<std::byte> data, int root) {
+  if (root < 0 || root >= size_) return Misfit(absl::StrCat("root ", root, " of ", size_));
+  std::vector<Part> to(static_cast<size_t>(size_));
+  std::vector<Part> from(static_cast<size_t>(size_));
+  if (rank_ == root) std::fill(to.begin(), to.end(), Part{0, data.size()});
+  from[static_cast<size_t>(root)] = {0, data.size()};
+  return Run(data, to, data, from);
+}
+
+absl::Status ExchangeCommunicator::Barrier() {
+  const std::byte token{};
+  std::vector<std::byte> tokens(static_cast<size_t>(size_));
+  return AllGather(std::span(&token, 1), tokens);
+}
+
+}  // namespace lynx::collective

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "common/collective/communicator.h"
+
+namespace lynx::collective {
+
+// A communicator made of one primitive: each rank sends a part of its memory to each other rank.
+// Checks sizes, adds up in the order of ranks, and keeps the first failure.
+//
+// Sums of few bytes are one exchange of everything with everybody; of more, two, in which each rank
+// adds up a part and sends it to the others: 2 * (size - 1) / size of the bytes cross each link.
+class ExchangeCommunicator : public Communicator {
+ public:
+  int rank() const final { return rank_; }
+  int size() const final { return size_; }
+  absl::Status AllReduceSum(std::span<float> values) final;
+  absl::Status ReduceScatterSum(std::span<const float> values, std::span<float> mine) final;
+  absl::Status AllGather(std::span<const std::byte> mine, std::span<std::byte> all) final;
+  absl::Status AllToAll(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
+                        std::span<std::byte> received,
+                        std::span<const int64_t> received_bytes) final;
+  absl::Status Broadcast(std::span<std::byte> data, int root) final;
+  absl::Status Barrier() final;
+  void Abort(absl::Status why) final LYNX_EXCLUDES(mu_);
+
+ protected:
+  ExchangeCommunicator(int rank, int size);
+
+  // Of the memory that is sent or received.
+  struct Part {
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+  // Sends out[to[r]] to each rank r, and fills in[from[r]] from it; what goes to the rank itself
+  // has been copied already. Parts of no bytes are not sent. Returns the first failure, in the
+  // words of Communicator.
+  virtual absl::Status Exchange(std::span<const std::byte> out, std::span<const Part> to,
+                                std::span<std::byte> in, std::span<const Part> from) = 0;
+
+  // Makes a running Exchange return soon, and tells the other ranks as far as that goes. Called
+  // once, on any thread, perhaps with no Exchange running; later ones are not begun.
+  virtual void Interrupt() = 0;
+
+  // What the group has failed with; OK while it has not.
+  absl::Status failure() const LYNX_EXCLUDES(mu_);
+
+ private:
+  absl::Status Run(std::span<const std::byte> out, std::span<const Part> to,
+                   std::span<std::byte> in, std::span<const Part> from);
+  absl::Status GatherParts(std::span<float> values, size_t part);
+  absl::Status SumParts(std::span<const float> values, size_t part, std::span<float> mine);
+
+  const int rank_;
+  const int size_;
+  std::vector<float> scratch_;  // One part of each rank.
+  mutable Mutex mu_;
+  absl::Status failure_ LYNX_GUARDED_BY(mu_);
+};
+
+}  // namespace lynx::collective
