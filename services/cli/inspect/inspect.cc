@@ -1,7 +1,9 @@
 #include "services/cli/inspect/inspect.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/config/flag_set.h"
@@ -16,6 +18,7 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
   std::string kv_dtype = "bf16";
   bool as_json = false;
   MemoryQuestion question;
+  model::ParallelLayout layout{.tp = 1, .dp = 0, .ep = 1};
   config::FlagSet flags("lynx inspect", "Says what a model is, and what it takes to serve it.");
   flags.SetOutput(&out);
   flags.AddPositional("model", &model,
@@ -26,6 +29,11 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
                "tokens of each sequence; 0 takes the model's longest");
   flags.AddInt("batch", &question.batch, {1, kMaxPlannedBatch}, "sequences at once");
   flags.AddChoice("kv-dtype", &kv_dtype, {"f32", "bf16"}, "element type of the KV cache");
+  flags.AddInt("tp", &layout.tp, {1, model::kMaxRanks},
+               "ranks that attention, dense layers and the vocabulary are split over");
+  flags.AddInt("dp", &layout.dp, {0, model::kMaxRanks},
+               "replicas of these with sequences of their own; 0 takes as many as --ep needs");
+  flags.AddInt("ep", &layout.ep, {1, model::kMaxRanks}, "parts that the experts are split into");
   flags.AddBool("json", &as_json, "print JSON");
   const absl::StatusOr<config::ParseOutcome> parsed = flags.Parse(argc, argv);
   if (!parsed.ok() || (*parsed == config::ParseOutcome::kRun && model.empty())) {
@@ -46,10 +54,20 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
     if (question.context == 0) question.context = inspection->spec->max_positions;
     memory = PlannedMemory{.question = question, .plan = PlanMemory(*inspection, question)};
   }
+  std::optional<RankPlan> ranks;
+  if (layout.dp == 0) layout.dp = std::max(1, layout.ep / layout.tp);
+  if ((layout.world() > 1 || layout.ep > 1) && inspection->spec.has_value()) {
+    absl::StatusOr<RankPlan> plan = PlanRanks(*inspection, layout);
+    if (!plan.ok()) {
+      err << "lynx inspect: " << plan.status().message() << "\n";
+      return 1;
+    }
+    ranks = *std::move(plan);
+  }
   if (as_json) {
-    out << InspectionJson(*inspection, memory).dump(2) << "\n";
+    out << InspectionJson(*inspection, memory, ranks).dump(2) << "\n";
   } else {
-    out << InspectionText(*inspection, memory);
+    out << InspectionText(*inspection, memory, ranks);
   }
   const bool fits = !memory.has_value() || memory->plan.fits;
   return inspection->problems.empty() && fits ? 0 : 1;

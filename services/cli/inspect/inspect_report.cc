@@ -79,6 +79,55 @@ void AppendMemory(const PlannedMemory& memory, std::string* text) {
   Line(text, "", verdict);
 }
 
+// "0-15", the last one included.
+std::string RangeText(const model::ShardRange& range) {
+  return range.size() == 1 ? absl::StrCat(range.begin)
+                           : absl::StrCat(range.begin, "-", range.end - 1);
+}
+
+void AppendRanks(const model::ModelSpec& spec, const RankPlan& plan, std::string* text) {
+  const model::ParallelLayout& layout = plan.layout;
+  std::string split =
+      absl::StrCat(layout.world(), ": attention TP ", layout.tp, " x DP ", layout.dp);
+  if (spec.has_moe()) {
+    absl::StrAppend(&split, ", experts EP ", layout.ep, " x TP ", layout.expert_tp());
+  }
+  Line(text, "ranks", split);
+  for (size_t i = 0; i < plan.ranks.size(); ++i) {
+    const PlannedRank& rank = plan.ranks[i];
+    std::string held = absl::StrCat("query heads ", RangeText(rank.shard.query_heads));
+    absl::StrAppend(&held, spec.has_latents() ? ", whole latents"
+                                              : ", KV heads " + RangeText(rank.shard.kv_heads));
+    if (spec.has_moe()) {
+      absl::StrAppend(&held, ", experts ", RangeText(rank.shard.experts), " (columns ",
+                      RangeText(rank.shard.expert_columns), ")");
+    }
+    absl::StrAppend(&held, ", vocabulary ", RangeText(rank.shard.vocabulary), "; ",
+                    Bytes(rank.weight_bytes), " of weights, KV of ", rank.kv_token_bytes,
+                    " bytes a token");
+    Line(text, absl::StrCat("  rank ", i), held);
+  }
+}
+
+Json RangeJson(const model::ShardRange& range) { return Json::array({range.begin, range.end}); }
+
+Json RanksJson(const RankPlan& plan) {
+  Json ranks = Json::array();
+  for (const PlannedRank& rank : plan.ranks) {
+    const model::RankShard& shard = rank.shard;
+    ranks.push_back({{"query_heads", RangeJson(shard.query_heads)},
+                     {"kv_heads", RangeJson(shard.kv_heads)},
+                     {"vocabulary", RangeJson(shard.vocabulary)},
+                     {"dense_columns", RangeJson(shard.dense_columns)},
+                     {"shared_columns", RangeJson(shard.shared_columns)},
+                     {"expert_columns", RangeJson(shard.expert_columns)},
+                     {"experts", RangeJson(shard.experts)},
+                     {"weight_bytes", rank.weight_bytes},
+                     {"kv_token_bytes", rank.kv_token_bytes}});
+  }
+  return {{"tp", plan.layout.tp}, {"dp", plan.layout.dp}, {"ep", plan.layout.ep}, {"ranks", ranks}};
+}
+
 Json MemoryJson(const PlannedMemory& memory) {
   const MemoryPlan& plan = memory.plan;
   return {{"memory_bytes", memory.question.memory_bytes},
@@ -112,7 +161,8 @@ std::string GateText(const model::ModelSpec& spec) {
 }
 
 std::string InspectionText(const ModelInspection& inspection,
-                           const std::optional<PlannedMemory>& memory) {
+                           const std::optional<PlannedMemory>& memory,
+                           const std::optional<RankPlan>& ranks) {
   std::string text = inspection.name + "\n";
   if (inspection.spec.has_value()) {
     const model::ModelSpec& spec = *inspection.spec;
@@ -151,6 +201,7 @@ std::string InspectionText(const ModelInspection& inspection,
                       " tensors: ", absl::StrJoin(types, ", ")));
   }
   if (memory.has_value()) AppendMemory(*memory, &text);
+  if (ranks.has_value()) AppendRanks(*inspection.spec, *ranks, &text);
   for (const std::string& note : inspection.notes) absl::StrAppend(&text, "note: ", note, "\n");
   for (const std::string& problem : inspection.problems) {
     absl::StrAppend(&text, "problem: ", problem, "\n");
@@ -158,7 +209,8 @@ std::string InspectionText(const ModelInspection& inspection,
   return text;
 }
 
-Json InspectionJson(const ModelInspection& inspection, const std::optional<PlannedMemory>& memory) {
+Json InspectionJson(const ModelInspection& inspection, const std::optional<PlannedMemory>& memory,
+                    const std::optional<RankPlan>& ranks) {
   Json json = {{"name", inspection.name}};
   if (inspection.spec.has_value()) {
     const model::ModelSpec& spec = *inspection.spec;
@@ -201,6 +253,7 @@ Json InspectionJson(const ModelInspection& inspection, const std::optional<Plann
                      {"bytes_of_type", inspection.stored->bytes_of_type}};
   }
   if (memory.has_value()) json["memory"] = MemoryJson(*memory);
+  if (ranks.has_value()) json["parallel"] = RanksJson(*ranks);
   json["notes"] = inspection.notes;
   json["problems"] = inspection.problems;
   return json;

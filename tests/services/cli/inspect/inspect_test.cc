@@ -331,6 +331,35 @@ TEST(InspectTest, JsonHasTheFiguresOfTheText) {
   EXPECT_EQ(json["problems"], Json::array());
 }
 
+TEST(InspectTest, RanksShareTheModel) {
+  const Json whole = Json::parse(Inspect({"qwen3-30b-a3b", "--json"}).out);
+  EXPECT_FALSE(whole.contains("parallel"));
+  const Outcome outcome = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const Json parallel = Json::parse(outcome.out)["parallel"];
+  EXPECT_EQ(parallel["dp"], 2);
+  ASSERT_EQ(parallel["ranks"].size(), 4u);
+  EXPECT_EQ(parallel["ranks"][3]["query_heads"], Json({16, 32}));
+  EXPECT_EQ(parallel["ranks"][3]["kv_heads"], Json({2, 4}));
+  EXPECT_EQ(parallel["ranks"][3]["experts"], Json({96, 128}));
+  EXPECT_EQ(parallel["ranks"][3]["expert_columns"], Json({0, 768}));
+  EXPECT_EQ(parallel["ranks"][3]["kv_token_bytes"].get<int64_t>() * 2, whole["kv_token_bytes"]);
+  // A quarter of the experts, half of attention and vocabulary, all of norms and routers.
+  const double experts = 48.0 * 128 * 3 * 2048 * 768 * 2;
+  const double rest = whole["weight_bytes"].get<double>() - experts;
+  const double routers = 48.0 * 128 * 2048 * 2;
+  EXPECT_NEAR(parallel["ranks"][3]["weight_bytes"].get<double>(),
+              experts / 4 + (rest - routers) / 2 + routers, 1e6);
+
+  const Outcome text = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4"});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("4: attention TP 2 x DP 2, experts EP 4 x TP 1"),
+                              HasSubstr("query heads 16-31, KV heads 2-3, experts 96-127 "
+                                        "(columns 0-767), vocabulary 75968-151935; ")));
+  const Outcome odd = Inspect({"qwen3-30b-a3b", "--tp=3"});
+  EXPECT_EQ(odd.status, 1);
+  EXPECT_THAT(odd.err, HasSubstr("32 query heads cannot be split over tp 3"));
+}
+
 TEST(InspectTest, WhatDoesNotFitFails) {
   const Outcome outcome = Inspect({"mixtral-8x7b", "--memory=24GiB", "--context=100"});
   EXPECT_EQ(outcome.status, 1);

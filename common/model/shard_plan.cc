@@ -1,0 +1,121 @@
+#include "common/model/shard_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace lynx::model {
+namespace {
+
+// MXFP4 has a scale for so many inputs.
+constexpr int32_t kMxfp4Block = 32;
+
+// Parts differ by one at most.
+ShardRange Part(int32_t total, int32_t parts, int32_t index) {
+  const auto at = [&](int64_t i) { return static_cast<int32_t>(total * i / parts); };
+  return {at(index), at(index + 1)};
+}
+
+absl::Status CheckColumns(std::string_view name, int32_t columns, int32_t block,
+                          std::string_view width_name, int32_t width) {
+  if (columns % width == 0 && (width == 1 || (columns / width) % block == 0)) {
+    return absl::OkStatus();
+  }
+  const std::string blocks =
+      block > 1 ? absl::StrCat(" into whole blocks of ", block) : std::string();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(name), " ", columns,
+                                                 " cannot be split over ", std::string(width_name),
+                                                 " ", width, blocks));
+}
+
+}  // namespace
+
+absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout) {
+  for (const auto& [name, width] :
+       {std::pair{"tp", layout.tp}, std::pair{"dp", layout.dp}, std::pair{"ep", layout.ep}}) {
+    if (width < 1 || width > kMaxRanks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " ", width, " is not in [1, ", kMaxRanks, "]"));
+    }
+  }
+  if (layout.world() > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("tp ", layout.tp, " times dp ", layout.dp,
+                                                   " is more than ", kMaxRanks, " ranks"));
+  }
+  if (layout.world() % layout.ep != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("ep ", layout.ep, " does not divide the ",
+                                                   layout.world(), " ranks of tp ", layout.tp,
+                                                   " times dp ", layout.dp));
+  }
+  const int32_t tp = layout.tp;
+  if (spec.query_heads % tp != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(spec.query_heads, " query heads cannot be split over tp ", tp));
+  }
+  if (spec.kv_heads % tp != 0 && tp % spec.kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(spec.kv_heads,
+                                                   " KV heads can neither be split over tp ", tp,
+                                                   " nor held by equally many ranks each"));
+  }
+  if (tp > spec.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a vocabulary of ", spec.vocab_size, " cannot be split over tp ", tp));
+  }
+  // Columns are outputs of the first products and inputs of the last.
+  const int32_t fp8 = std::lcm(std::max(1, spec.fp8_block_rows), std::max(1, spec.fp8_block_width));
+  LYNX_RETURN_IF_ERROR(
+      CheckColumns("the dense feed-forward's width", spec.dense_intermediate_size, fp8, "tp", tp));
+  LYNX_RETURN_IF_ERROR(
+      CheckColumns("the shared experts' width", spec.shared_intermediate_size, fp8, "tp", tp));
+  if (!spec.has_moe()) {
+    if (layout.ep == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("ep ", layout.ep, ", but the model has no experts"));
+  }
+  if (layout.ep > spec.experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(spec.experts, " experts cannot be split over ep ", layout.ep));
+  }
+  return CheckColumns("an expert's width", spec.expert_intermediate_size,
+                      spec.mxfp4_experts ? std::lcm(fp8, kMxfp4Block) : fp8, "ranks",
+                      layout.expert_tp());
+}
+
+RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t rank) {
+  LYNX_CHECK(rank >= 0 && rank < layout.world());
+  const int32_t tp = layout.tp;
+  const int32_t index = rank % tp;
+  RankShard shard;
+  shard.query_heads = Part(spec.query_heads, tp, index);
+  const auto kv_head = [&](int32_t query_head) {
+    return query_head / (spec.query_heads / spec.kv_heads);
+  };
+  shard.kv_heads = {kv_head(shard.query_heads.begin), kv_head(shard.query_heads.end - 1) + 1};
+  shard.vocabulary = Part(spec.vocab_size, tp, index);
+  shard.dense_columns = Part(spec.dense_intermediate_size, tp, index);
+  shard.shared_columns = Part(spec.shared_intermediate_size, tp, index);
+  const int32_t expert_tp = layout.expert_tp();
+  shard.expert_columns = Part(spec.expert_intermediate_size, expert_tp, rank % expert_tp);
+  shard.experts = Part(spec.experts, layout.ep, rank / expert_tp);
+  return shard;
+}
+
+ModelSpec SpecOfShard(const ModelSpec& spec, const RankShard& shard) {
+  ModelSpec local = spec;
+  local.query_heads = shard.query_heads.size();
+  local.kv_heads = shard.kv_heads.size();
+  local.vocab_size = shard.vocabulary.size();
+  local.dense_intermediate_size = shard.dense_columns.size();
+  local.shared_intermediate_size = shard.shared_columns.size();
+  local.expert_intermediate_size = shard.expert_columns.size();
+  local.experts = shard.experts.size();
+  return local;
+}
+
+}  // namespace lynx::model

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "common/model/model_spec.h"
+
+namespace lynx::model {
+
+inline constexpr int32_t kMaxRanks = 1024;
+
+// How the ranks of a node share a model. Attention, dense feed-forwards, shared experts and the
+// vocabulary are split over `tp` ranks, of which there are `dp` replicas with sequences of their
+// own. Routed experts are split over all ranks: into `ep` parts by expert, and each expert over the
+// world() / ep ranks of a part by columns.
+struct ParallelLayout {
+  int32_t tp = 1;
+  int32_t dp = 1;
+  int32_t ep = 1;
+
+  int32_t world() const { return tp * dp; }
+  int32_t expert_tp() const { return world() / ep; }
+};
+
+// [begin, end)
+struct ShardRange {
+  int32_t begin = 0;
+  int32_t end = 0;
+
+  int32_t size() const { return end - begin; }
+  friend bool operator==(const ShardRange&, const ShardRange&) = default;
+};
+
+// What one rank holds. Everything else, such as norms, routers and latents, every rank holds whole.
+struct RankShard {
+  ShardRange query_heads;
+  ShardRange kv_heads;        // Those that its query heads read; several ranks may hold the same.
+  ShardRange vocabulary;      // Rows of the embedding and of the output head.
+  ShardRange dense_columns;   // Of what is between the products of a dense feed-forward,
+  ShardRange shared_columns;  // of shared experts,
+  ShardRange expert_columns;  // and of each routed expert that it holds.
+  ShardRange experts;
+};
+
+// That the model can be shared so. Experts and vocabulary need not divide evenly; heads and columns
+// do, columns by whole blocks where weights are quantised in blocks.
+//   InvalidArgument  names the size and the width that do not fit.
+absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout);
+
+// `layout` fits; rank in [0, world()). Ranks of one replica, and those that share experts, are
+// neighbours.
+RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t rank);
+
+// The model as that rank's weights and KV cache see it: heads, columns, experts and vocabulary are
+// the rank's own. Its router still ranks all experts, so spec.experts is not what a plan is made
+// for.
+ModelSpec SpecOfShard(const ModelSpec& spec, const RankShard& shard);
+
+}  // namespace lynx::model
