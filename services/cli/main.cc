@@ -46,7 +46,7 @@ constexpr struct {
 } kCommands[] = {
     {"up", lynx::cli::RunUp, "run a whole cluster on this machine"},
     {"chat", lynx::cli::RunChat, "talk to a cluster"},
-    {"bench", RunBench, "measure an engine, the planner or the hand-off"},
+    {"bench", RunBench, "measure an engine, the planner, the hand-off or the router"},
     {"eval", RunEval, "measure what routing policies save and cost"},
     {"inspect", RunInspect, "say what a model is and what it takes to serve it"},
     {"loadtest", RunLoadtest, "put any OpenAI-style server under load and measure it"},

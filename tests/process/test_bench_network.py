@@ -1,4 +1,4 @@
-"""`lynx bench transfer`: processes of its own on both sides."""
+"""`lynx bench transfer` and `lynx bench router`: benches with processes of their own."""
 import json
 import subprocess
 
@@ -39,8 +39,22 @@ def test_transfer_overlaps_with_compute():
     assert min(row["alone_ms"], row["compute_ms"], row["transfer_ms"], row["exposed_ms"]) > 0
 
 
+def test_router_streams_through_real_processes():
+    done = bench("router", "--streams", 20, "--batch", 8, "--rate", 20, "--window", "300ms", "--rounds", 1, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    for side in ("router", "echo"):
+        figures = report[side]
+        assert figures["tokens"] > 0 and figures["cpu_seconds"] > 0, report
+        assert 0 < figures["latency_ms_p50"] <= figures["latency_ms_p99"], report
+    # A chunk of HTTP around an event around JSON.
+    assert 150 < report["router"]["bytes_per_token"] < 400
+    assert abs(report["echo"]["bytes_per_token"] - report["router"]["bytes_per_token"]) <= 1
+
+
 def test_bad_flags_are_named():
-    for arguments, named in ((("transfer", "--transports", "rdma"), "--transports"),
+    for arguments, named in ((("router", "--streams", "0"), "--streams"), (("router", "--window", "3"), "--window"),
+                             (("transfer", "--transports", "rdma"), "--transports"),
                              (("transfer", "--chunk", "0"), "--chunk"),
                              (("transfer", "--payload", "much"), "--payload")):
         done = bench(*arguments)

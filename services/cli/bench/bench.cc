@@ -5,6 +5,8 @@
 #include "services/cli/bench/memory_bench.h"
 #include "services/cli/bench/model_bench.h"
 #include "services/cli/bench/planner_bench.h"
+#include "services/cli/bench/router/echo_server.h"
+#include "services/cli/bench/router/router_bench.h"
 #include "services/cli/bench/transfer/transfer_bench.h"
 #include "services/cli/bench/transfer/transfer_peer.h"
 
@@ -21,7 +23,10 @@ constexpr struct {
     {"prefill", RunModelBench, "prompts of a model, or of a model's shape"},
     {"planner", RunPlannerBench, "expert assignment of one layer"},
     {"transfer", RunTransferBench, "hand-off of KV to another process"},
-    {"transfer-peer", RunTransferPeer, ""},  // Started by the one above.
+    {"router", RunRouterBench, "streams through a router with stub nodes"},
+    // Started by those two.
+    {"transfer-peer", RunTransferPeer, ""},
+    {"echo-server", RunEchoServer, ""},
 };
 
 int Usage(std::ostream& out, int status) {

@@ -153,6 +153,10 @@ TEST(BenchTest, BadArgumentsAreNamed) {
   fails({"decode", "--shape=olmoe-1b-7b", "--policy=best"}, 2, "'best'");
   fails({"decode", "--model=models/lynx-tiny-moe", "--context=4000"}, 2, "the model holds 2047");
   fails({"memory", "--passes=0"}, 2, "passes");
+  fails({"router", "--rate=0"}, 2, "--rate");
+  fails({"router", "--streams=100000"}, 2, "--streams: 100000 take 200128");
+  fails({"router", "--rounds=1000"}, 2, "--rounds");
+  fails({"router", "--model=/nonexistent"}, 1, "/nonexistent");
   fails({"transfer", "--transports=tcp,rdma"}, 2, "--transports: 'rdma'");
   fails({"transfer", "--payload=0"}, 2, "--payload");
   fails({"transfer", "--layers=17"}, 2, "the shape has 16");
