@@ -159,8 +159,8 @@ void ClusterService::Shutdown() {
 }
 
 bool ClusterService::Idle() const {
-  return entries_.empty() && wires_.empty() && deadlines_.empty() && loads_.empty() &&
-         admission_.queued() == 0 && admission_.in_flight() == 0;
+  return entries_.empty() && wires_.empty() && at_decode_.empty() && deadlines_.empty() &&
+         loads_.empty() && admission_.queued() == 0 && admission_.in_flight() == 0;
 }
 
 void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
@@ -185,9 +185,9 @@ void ClusterService::OnNodeStatus(NodeId node) {
 }
 
 void ClusterService::ListSequences(NodeId node, proto::Ping& ping) {
-  for (const auto& [id, entry] : entries_) {
-    if (entry->session.decode() == node) ping.add_sequences(entry->session.wire_id());
-  }
+  const auto it = at_decode_.find(node);
+  if (it == at_decode_.end()) return;
+  ping.mutable_sequences()->Add(it->second.begin(), it->second.end());
 }
 
 void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
@@ -486,6 +486,15 @@ void ClusterService::SendCancel(NodeId node, uint64_t wire_id, const char* reaso
 
 void ClusterService::Settle(SequenceId id, Entry& entry) {
   const SequenceSession& session = entry.session;
+  if (entry.listed_at != session.decode() || entry.wire_id != session.wire_id()) {
+    if (entry.listed_at != 0) {
+      auto at = at_decode_.find(entry.listed_at);
+      at->second.erase(entry.wire_id);
+      if (at->second.empty()) at_decode_.erase(at);
+    }
+    if (session.decode() != 0) at_decode_[session.decode()].insert(session.wire_id());
+    entry.listed_at = session.decode();
+  }
   if (entry.wire_id != session.wire_id()) {
     if (entry.wire_id != 0) wires_.erase(entry.wire_id);
     if (session.wire_id() != 0) LYNX_CHECK(wires_.emplace(session.wire_id(), id).second);

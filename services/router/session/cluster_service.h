@@ -79,6 +79,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     AdmissionQueue::Ticket ticket = 0;
     uint64_t wire_id = 0;                         // As in wires_.
     absl::Time watched = absl::InfiniteFuture();  // As in deadlines_; infinite: not in it.
+    NodeId listed_at = 0;                         // As in at_decode_, with wire_id.
     NodeId charged_decode = 0;                    // As in loads_.
     int64_t charged_blocks = 0;
     bool charged_as_granted = false;
@@ -108,7 +109,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   template <typename Handle>
   void OnSequence(NodeId from, uint64_t wire_id, bool cancel_unknown, Handle handle);
   void SendCancel(NodeId node, uint64_t wire_id, const char* reason);
-  // Brings wires_, loads_ and deadlines_ in line with the session.
+  // Brings wires_, at_decode_, loads_ and deadlines_ in line with the session.
   void Settle(SequenceId id, Entry& entry);
   void Watch(SequenceId id, Entry& entry);
   void Forget(SequenceId id);
@@ -127,6 +128,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   LoadTracker loads_;
   std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::unordered_map<uint64_t, SequenceId> wires_;
+  std::unordered_map<NodeId, std::set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;
   // Nodes that refused work for now: asked again after their next heartbeat, or when a sequence of
   // ours leaves them.
