@@ -20,7 +20,8 @@ class NodeMetrics {
 
   void SetState(proto::NodeState state);
   void SetLoad(int64_t running, int64_t waiting);
-  // Blocks free, in use by sequences, and promised to hand-offs not yet adopted.
+  // Blocks free, in use by sequences, and reserved: on decode promised to hand-offs not yet
+  // adopted, on prefill kept for hand-offs not yet ended.
   void SetBlocks(int64_t free, int64_t used, int64_t reserved);
   void SetCapacityBlocks(int64_t blocks);
 

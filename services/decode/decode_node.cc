@@ -124,9 +124,14 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
                   absl::StrCat(total, " tokens need ", MostBlocks(total),
                                " KV blocks, this node has ", capacity));
   }
-  const int64_t end_block =
+  const kv::KvGroups& groups = engine_.pool().groups();
+  int64_t end_block =
       std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
-  const int64_t blocks = engine_.pool().groups().BlocksHeld(request.prompt_tokens(), end_block);
+  if (groups.BlocksHeld(request.prompt_tokens(), end_block) > capacity) {
+    // Of many groups the spare block may be what is too much.
+    end_block = std::min(kv::BlocksFor(request.prompt_tokens() + 1), kv::BlocksFor(total - 1));
+  }
+  const int64_t blocks = groups.BlocksHeld(request.prompt_tokens(), end_block);
   const auto sequences = static_cast<int32_t>(streams_.size() + grants_.size());
   if (sequences >= options_.max_sequences) {
     return Refuse(router, id, Refused::REASON_BUSY,

@@ -322,6 +322,8 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   }
   metrics_.output_tokens.Increment();
   job.sequence->ReleaseUnneeded();  // The hand-off reads the rest.
+  job.pinned_blocks = job.sequence->blocks().held_blocks();
+  pinned_blocks_ += job.pinned_blocks;
   const bool stopped = job.sequence->finish_reason() == engine::FinishReason::kStop;
   const proto::Token token = node::TokenToWire(result.token);
   proto::Envelope envelope;
@@ -421,14 +423,17 @@ void PrefillNode::EraseIfDone(SequenceId id) {
   if (job.cancelled != absl::InfiniteFuture()) {
     metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.cancelled));
   }
+  pinned_blocks_ -= job.pinned_blocks;
   jobs_.erase(it);
   ReportLoad();
 }
 
 void PrefillNode::ReportLoad() {
   control_.LoadChanged();
-  const int32_t free = engine_.pool().free_blocks();
-  metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free, 0);
+  const int64_t free = engine_.pool().free_blocks();
+  const int64_t held = engine_.pool().capacity_blocks() - free;
+  const int64_t pinned = std::min(pinned_blocks_, held);  // Prompts that begin alike share some.
+  metrics_.SetBlocks(free, held - pinned, pinned);
   metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - scheduler_.waiting(), scheduler_.waiting());
 }
 

@@ -70,6 +70,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     TimerId deadline_timer = 0;
     KvSender::HandoffId handoff = 0;
     bool handoff_open = false;  // The sender may still read the blocks.
+    int64_t pinned_blocks = 0;  // Computed, kept for the hand-off only.
     int32_t cached_tokens = 0;  // Of the prompt, computed for an earlier one.
     bool cached_pushed = false;
     absl::Status start_status;  // Why the hand-off could not be opened.
@@ -118,6 +119,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Job> jobs_;
   int64_t computed_tokens_ = 0;  // Since the start.
+  int64_t pinned_blocks_ = 0;  // Of all jobs.
   bool draining_ = false;
 
   // The running step.

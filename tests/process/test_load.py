@@ -148,7 +148,7 @@ def test_answers_under_load_are_those_given_alone():
                 assert all(a <= b + 8 for a, b in zip(now, open_before)), (now, open_before)
 
 
-def test_a_frozen_node_keeps_nothing_of_what_was_given_up_meanwhile():
+def test_a_frozen_node_keeps_nothing_of_what_was_given_up_meanwhile():  # SCH-6
     rng = random.Random(7)
     requests = [random_request(rng) for _ in range(30)]
     with running_cluster(prefill=2, decode=2) as cluster:

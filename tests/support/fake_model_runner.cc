@@ -55,7 +55,8 @@ FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
   spec_.query_heads = layout.kv_heads;
   spec_.kv_heads = layout.kv_heads;
   spec_.head_dim = layout.head_dim;
-  spec_.max_positions = options.kv_blocks * kv::kBlockTokens;
+  spec_.max_positions =
+      options.max_positions > 0 ? options.max_positions : options.kv_blocks * kv::kBlockTokens;
   for (const kv::Reach& reach : options.reaches) {
     spec_.attention.push_back({.reach = reach});
   }

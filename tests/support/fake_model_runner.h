@@ -24,6 +24,7 @@ class FakeModelRunner final : public model::ModelRunner {
     int32_t vocab_size = 97;
     int32_t layers = 3;
     int32_t kv_blocks = 64;
+    int32_t max_positions = 0;  // 0: as many as the blocks hold.
     int32_t max_step_rows = 64;
     int32_t max_step_logits = 64;
     // The KV of a row is a hash of the row before it instead, and its logits come of its own KV

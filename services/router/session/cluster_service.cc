@@ -34,10 +34,14 @@ int64_t MostBlocks(const proto::NodeStatus& node, int64_t tokens) {
   return SumGroups(node, tokens, [](const proto::KvGroup& group) { return group.most_blocks(); });
 }
 
-// ... and what decode needs free to take a hand-off: the prompt and room for the next token.
+// ... and what decode needs free to take a hand-off: the prompt and room for the next token. Of a
+// sequence that fits, no more than there is: a node that has everything free is asked.
 int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceRequest& request) {
-  return SumGroups(decode, static_cast<int64_t>(request.prompt.size()) + 1,
-                   [](const proto::KvGroup& group) { return group.granted_blocks(); });
+  const int64_t blocks =
+      SumGroups(decode, static_cast<int64_t>(request.prompt.size()) + 1,
+                [](const proto::KvGroup& group) { return group.granted_blocks(); });
+  const int64_t total = decode.kv_blocks_total();
+  return total > 0 ? std::min(blocks, total) : blocks;
 }
 
 // Whether the sequence would be exact on that decode node, so that its bits must not depend on
@@ -268,6 +272,7 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
                                                    {"stage", Name(effects.retry->first)},
                                                    {"reason", Name(effects.retry->second)}});
   }
+  if (effects.gave_up.has_value()) metrics_.StageTook(Stage::kGivenUp, *effects.gave_up);
   if (effects.requeue) {
     admission_.Requeue(entry->ticket, id);
     SchedulePump();

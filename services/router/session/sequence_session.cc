@@ -389,6 +389,7 @@ void SequenceSession::Requeue(absl::Time now, Effects& effects) {
   ForgetAttempt();
   state_ = SequenceState::kQueued;
   wait_until_ = queue_until_;
+  effects.gave_up = now - times_.reserved;
   times_ = Times{};
   times_.queued = now;
   effects.requeue = true;

@@ -95,8 +95,9 @@ class SequenceSession {
     std::optional<proto::FirstToken> first;
     std::vector<const proto::Token*> tokens;
     std::deque<proto::Token> held;
-    bool requeue = false;        // Back in the queue.
-    bool place_prefill = false;  // Call PrefillSent or OnNoPrefill next.
+    bool requeue = false;                        // Back in the queue.
+    std::optional<absl::Duration> gave_up = {};  // An attempt that had taken so long.
+    bool place_prefill = false;                  // Call PrefillSent or OnNoPrefill next.
     std::optional<SequenceEnd> end;
     std::optional<std::pair<RetryStage, RetryReason>> retry;
     bool ignored = false;  // The event changed nothing; count it.

@@ -37,7 +37,9 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
                               telemetry::kQueueSeconds, {{"outcome", outcome}}));
   }
   // kv_transfer is what of the hand-off follows the first token: the rest overlaps prefill.
-  for (const char* stage : {"queue", "reserve", "prefill", "kv_transfer", "decode_wait"}) {
+  // Attempts given up count whole, so that the stages of a sequence add up to its time.
+  for (const char* stage :
+       {"queue", "given_up", "reserve", "prefill", "kv_transfer", "decode_wait"}) {
     stages_.push_back(registry.AddHistogram(kStageDurationName, kStageDurationHelp,
                                             telemetry::kStageSeconds, {{"stage", stage}}));
   }

@@ -17,7 +17,7 @@ enum class Rejection : uint8_t {
 };
 enum class SequenceOutcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
 enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed };
-enum class Stage : uint8_t { kQueue, kReserve, kPrefill, kKvTransfer, kDecodeWait };
+enum class Stage : uint8_t { kQueue, kGivenUp, kReserve, kPrefill, kKvTransfer, kDecodeWait };
 
 // The series of ClusterService. Every one exists from the start.
 class SessionMetrics {
