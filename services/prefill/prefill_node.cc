@@ -132,8 +132,13 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
                   absl::StrCat(tokens, " prompt tokens need ", blocks, " KV blocks, this node has ",
                                engine_.pool().capacity_blocks()));
   }
-  const absl::Status queued =
-      scheduler_.Add(id, tokens, /*all_logits=*/request.sampling().prompt_logprobs());
+  const absl::Duration allowed =
+      std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
+  const absl::Time deadline = loop_.Now() + allowed;
+  const absl::Status queued = scheduler_.Add({.id = id,
+                                              .tokens = tokens,
+                                              .deadline = deadline,
+                                              .all_logits = request.sampling().prompt_logprobs()});
   if (!queued.ok()) {
     return Refuse(router, id, Refused::REASON_BUSY, std::string(queued.message()));
   }
@@ -145,9 +150,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   job.grant = request.grant();
   job.sampling = request.sampling();
   job.arrived = loop_.Now();
-  const absl::Duration allowed =
-      std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
-  job.deadline = job.arrived + allowed;
+  job.deadline = deadline;
   job.deadline_timer = loop_.RunAfter(allowed, [this, id] {
     auto it = jobs_.find(id);
     if (it == jobs_.end() || it->second.ended) return;
@@ -212,7 +215,8 @@ void PrefillNode::MaybeStep() {
   if (stepping_) return;
   bool failed = false;
   do {
-    chunks_ = scheduler_.Next([this](SequenceId id) { return StartJob(id); });
+    chunks_ = scheduler_.Next(loop_.Now(), step_time_.Get(),
+                              [this](SequenceId id) { return StartJob(id); });
     failed = std::erase_if(chunks_, [this](const PrefillScheduler::Chunk& chunk) {
                Job& job = jobs_.at(chunk.id);
                if (job.start_status.ok()) return false;

@@ -185,6 +185,54 @@ TEST(ProgressTest, PreemptionAmongAbortsChangesNoTokenAndLosesNoBlock) {
   EXPECT_GT(Sum(tight.Metrics("decode-0"), "lynx_node_preemptions_total"), rounds / 2);
 }
 
+// SCH-4: four long prompts on one prefill node, then a short one each second. A chunk takes 0.3 s.
+TEST(ProgressTest, ShortPromptsDoNotWaitForLongOnes) {
+  SimCluster::Options options = WithModel({.kv_blocks = 3300, .step_rows = 512}, {.chained = true});
+  options.step_time = [](const model::StepStats& stats) {
+    return stats.decode_rows > 0 ? absl::Milliseconds(5)
+                                 : absl::Milliseconds(300) * stats.prefill_rows / 512;
+  };
+  SimCluster cluster(options);
+  Clients longs;
+  for (uint64_t i = 0; i < 4; ++i) {
+    longs.push_back(std::make_unique<Client>(cluster, Prompt(i, 12000), 4));
+  }
+  cluster.Run(absl::Milliseconds(100));
+  for (uint64_t second = 0; second < 30; ++second) {
+    Client client(cluster, Prompt(second, 20), 4);
+    EXPECT_TRUE(
+        cluster.RunUntil([&] { return !client.sink.tokens.empty(); }, absl::Milliseconds(650)))
+        << "the chunk that runs, and the next one; second " << second;
+    EXPECT_TRUE(cluster.RunUntil([&] { return client.over(); }, absl::Seconds(1)));
+    cluster.Run(absl::Milliseconds(300));
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] { return AllOver(longs); }, absl::Seconds(20)));
+  for (auto& client : longs) {
+    EXPECT_THAT(client->status(), IsOk());
+    EXPECT_EQ(client->sink.ids(),
+              FakeModelRunner::GreedyAnswer({.chained = true}, client->prompt, client->tokens));
+  }
+  ExpectAtRest(cluster);
+}
+
+// The other way round: short prompts that alone would fill every step do not starve a long one.
+TEST(ProgressTest, ALongPromptEndsAmongManyShortOnes) {
+  SimCluster::Options options = WithModel({.kv_blocks = 400, .step_rows = 64}, {.chained = true});
+  options.step_time = [](const model::StepStats&) { return absl::Milliseconds(10); };
+  SimCluster cluster(options);
+  Clients shorts;
+  std::unique_ptr<Client> one;
+  for (uint64_t i = 0; i < 400; ++i) {  // One arrives for each step.
+    shorts.push_back(std::make_unique<Client>(cluster, Prompt(i, 60), 2));
+    if (i == 20) one = std::make_unique<Client>(cluster, Prompt(i, 3000), 2);
+    cluster.Run(absl::Milliseconds(10));
+  }
+  EXPECT_TRUE(one->over()) << "a fourth of 64 rows a step: 3000 tokens take 188 steps";
+  EXPECT_TRUE(cluster.RunUntil([&] { return AllOver(shorts); }));
+  for (auto& client : shorts) EXPECT_THAT(client->status(), IsOk());
+  ExpectAtRest(cluster);
+}
+
 // SCH-6: a decode node whose step hangs for 15 s while requests keep coming.
 TEST(ProgressTest, AStuckDecodeNodeStopsAdmissionAndGoesOnWhereItWas) {
   bool stuck = false;

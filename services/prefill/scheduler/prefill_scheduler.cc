@@ -1,9 +1,11 @@
 #include "services/prefill/scheduler/prefill_scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "services/prefill/scheduler/turn_order.h"
 
 namespace lynx::prefill {
 
@@ -12,54 +14,98 @@ PrefillScheduler::PrefillScheduler(const Options& options) : options_(options) {
              options.max_queued_tokens > 0);
 }
 
-absl::Status PrefillScheduler::Add(SequenceId id, int32_t prompt_tokens, bool all_logits) {
-  if (prompt_tokens <= 0) return absl::InvalidArgumentError("a prompt needs at least one token");
+absl::Status PrefillScheduler::Add(const Prompt& prompt) {
+  if (prompt.tokens <= 0) return absl::InvalidArgumentError("a prompt needs at least one token");
   for (const Job& job : jobs_) {
-    if (job.id == id) return absl::AlreadyExistsError("the sequence is already queued");
+    if (job.prompt.id == prompt.id) {
+      return absl::AlreadyExistsError("the sequence is already queued");
+    }
   }
   if (jobs() >= options_.max_jobs) {
     return absl::ResourceExhaustedError(absl::StrCat(jobs(), " prompts are queued, the limit"));
   }
-  if (queued_tokens_ + prompt_tokens > options_.max_queued_tokens && !jobs_.empty()) {
+  if (queued_tokens_ + prompt.tokens > options_.max_queued_tokens && !jobs_.empty()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         queued_tokens_, " prompt tokens are queued, the limit is ", options_.max_queued_tokens));
   }
-  jobs_.push_back({.id = id, .prompt_tokens = prompt_tokens, .all_logits = all_logits});
-  queued_tokens_ += prompt_tokens;
+  jobs_.push_back({.prompt = prompt, .arrival = next_arrival_++});
+  queued_tokens_ += prompt.tokens;
   return absl::OkStatus();
 }
 
 void PrefillScheduler::Remove(SequenceId id) {
-  auto it = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& job) { return job.id == id; });
+  auto it =
+      std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& job) { return job.prompt.id == id; });
   if (it == jobs_.end()) return;
-  queued_tokens_ -= it->prompt_tokens - it->computed;
+  queued_tokens_ -= it->left();
   jobs_.erase(it);
 }
 
-std::vector<PrefillScheduler::Chunk> PrefillScheduler::Next(
-    const std::function<std::optional<int32_t>(SequenceId)>& start) {
-  std::vector<Chunk> chunks;
-  int32_t budget = options_.step_rows;
-  int32_t logits = options_.step_logits;
-  for (Job& job : jobs_) {
-    if (budget == 0 || logits == 0) break;
-    if (!job.started) {
-      const std::optional<int32_t> computed = start(job.id);
-      if (!computed.has_value()) break;
-      LYNX_CHECK(*computed >= 0 && *computed < job.prompt_tokens);
-      job.started = true;
-      job.computed = *computed;
-      queued_tokens_ -= *computed;
+bool PrefillScheduler::Start(Job& job, const StartFunction& start, Budget& budget) {
+  if (job.started) return true;
+  if (budget.denials == 0) return false;
+  const auto older_in_need = [&](const Job& other) {
+    return other.denied && !other.started && other.arrival < job.arrival;
+  };
+  for (const Job& other : jobs_) {
+    if (older_in_need(other) && other.overtaken_by + job.prompt.tokens > other.prompt.tokens) {
+      return false;
     }
-    const int32_t rows =
-        std::min({budget, job.prompt_tokens - job.computed, job.all_logits ? logits : budget});
-    chunks.push_back({job.id, job.computed, rows, job.computed + rows == job.prompt_tokens});
+  }
+  const std::optional<int32_t> computed = start(job.prompt.id);
+  job.denied = !computed.has_value();
+  if (job.denied) {
+    --budget.denials;
+    return false;
+  }
+  LYNX_CHECK(*computed >= 0 && *computed < job.prompt.tokens);
+  for (Job& other : jobs_) {
+    if (older_in_need(other)) other.overtaken_by += job.prompt.tokens;
+  }
+  job.started = true;
+  job.computed = *computed;
+  queued_tokens_ -= *computed;
+  return true;
+}
+
+void PrefillScheduler::Give(Job& job, int32_t most_rows, Budget& budget) {
+  const int32_t rows = std::min({most_rows, budget.rows, job.left() - job.chunk_rows,
+                                 job.prompt.all_logits ? budget.logits : budget.rows});
+  job.chunk_rows += rows;
+  budget.rows -= rows;
+  const bool ends = rows > 0 && job.chunk_rows == job.left();
+  budget.logits -= job.prompt.all_logits ? rows : (ends ? 1 : 0);
+}
+
+std::vector<PrefillScheduler::Chunk> PrefillScheduler::Next(
+    absl::Time now, const StepTime& step_time,
+    const std::function<std::optional<int32_t>(SequenceId)>& start) {
+  std::vector<Turn> turns;
+  turns.reserve(jobs_.size());
+  for (const Job& job : jobs_) {
+    turns.push_back(
+        {.arrival = job.arrival, .rows_left = job.left(), .deadline = job.prompt.deadline});
+  }
+  Budget budget = {.rows = options_.step_rows, .logits = options_.step_logits};
+  if (!jobs_.empty()) Start(jobs_.front(), start, budget);
+  const auto oldest =
+      std::find_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.started; });
+  if (oldest != jobs_.end()) {
+    Give(*oldest, std::max(1, options_.step_rows / kShareOfOldest), budget);
+  }
+  for (const size_t i : TurnOrder(turns, step_time, now)) {
+    if (budget.rows == 0 || budget.logits == 0) break;
+    if (Start(jobs_[i], start, budget)) Give(jobs_[i], budget.rows, budget);
+  }
+  std::vector<Chunk> chunks;
+  for (Job& job : jobs_) {
+    if (job.chunk_rows == 0) continue;
+    const int32_t rows = std::exchange(job.chunk_rows, 0);
+    chunks.push_back({job.prompt.id, job.computed, rows, rows == job.left()});
     job.computed += rows;
     queued_tokens_ -= rows;
-    budget -= rows;
-    logits -= job.all_logits ? rows : (chunks.back().last ? 1 : 0);
   }
-  std::erase_if(jobs_, [](const Job& job) { return job.computed == job.prompt_tokens; });
+  std::erase_if(jobs_, [](const Job& job) { return job.left() == 0; });
   return chunks;
 }
 
