@@ -8,6 +8,7 @@
 #include "common/kv/kv_layout.h"
 #include "common/model/linear.h"
 #include "kernels/attention/paged_attention.h"
+#include "kernels/core/float_convert.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv/kv_write.h"
 #include "kernels/norm/rms_norm.h"
@@ -36,7 +37,7 @@ AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t 
 }
 
 absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlaces& places,
-                                 int32_t layer, kv::KvArena& kv, float* hidden,
+                                 int32_t layer, kv::KvArena& kv, float* hidden, RankSum& sum,
                                  const kernels::ExecContext& ctx) {
   const auto rows = static_cast<int64_t>(places.positions.size());
   const int64_t head_dim = spec_.head_dim;
@@ -51,8 +52,12 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
   LYNX_RETURN_IF_ERROR(kernels::Gemm(projections, ctx));
 
   const LayerAttention& kind = spec_.attention[static_cast<size_t>(layer)];
-  LYNX_RETURN_IF_ERROR(NormHeads(weights.q_norm, rows, spec_.query_heads, q_, ctx));
-  LYNX_RETURN_IF_ERROR(NormHeads(weights.k_norm, rows, spec_.kv_heads, k_, ctx));
+  if (spec_.query_key_norm == QueryKeyNorm::kWholeVector && !sum.alone()) {
+    LYNX_RETURN_IF_ERROR(NormOverRanks(weights, rows, sum));
+  } else {
+    LYNX_RETURN_IF_ERROR(NormHeads(weights.q_norm, rows, spec_.query_heads, q_, ctx));
+    LYNX_RETURN_IF_ERROR(NormHeads(weights.k_norm, rows, spec_.kv_heads, k_, ctx));
+  }
   if (spec_.clip_qkv > 0) {
     Clip(rows * q_width, q_);
     Clip(rows * spec_.kv_heads * head_dim, k_);
@@ -95,10 +100,13 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                                 .scale = spec_.attention_scale,
                                                 .sinks = DataOrNull(weights.sinks)},
                                                ctx));
-  kernels::GemmArgs output = Projection(attended_, weights.o, weights.o_bias, rows, hidden);
+  kernels::GemmArgs output =
+      Projection(attended_, weights.o, weights.o_bias, rows, sum.Begin(hidden, rows));
+  if (!sum.first()) output.bias = nullptr;
   output.accumulate = true;
   output.scale = spec_.residual_multiplier;
-  return kernels::Gemm(output, ctx);
+  LYNX_RETURN_IF_ERROR(kernels::Gemm(output, ctx));
+  return sum.End(hidden, rows);
 }
 
 absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
@@ -115,6 +123,38 @@ absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t r
                            .epsilon = spec_.rms_norm_epsilon,
                            .round_bf16 = round_bf16_},
                           ctx);
+}
+
+absl::Status AttentionBlock::NormOverRanks(const AttentionWeights& weights, int64_t rows,
+                                           RankSum& sum) {
+  struct Vectors {
+    std::vector<float>& x;
+    const std::vector<float>& gain;
+  };
+  const Vectors both[] = {{q_, weights.q_norm}, {k_, weights.k_norm}};
+  // Of each row and rank, sum of squares and number of elements: KV heads may be on several ranks.
+  std::vector<float> squares;
+  for (const auto& [x, gain] : both) {
+    for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+      float total = 0;
+      for (const float value : std::span(x).subspan(r * gain.size(), gain.size())) {
+        total += value * value;
+      }
+      squares.push_back(total);
+      squares.push_back(static_cast<float>(gain.size()));
+    }
+  }
+  LYNX_RETURN_IF_ERROR(sum.Add(squares));
+  const float* of_row = squares.data();
+  const auto round = [&](float value) { return round_bf16_ ? kernels::RoundToBf16(value) : value; };
+  for (const auto& [x, gain] : both) {
+    for (size_t r = 0; r < static_cast<size_t>(rows); ++r, of_row += 2) {
+      const float scale = 1 / std::sqrt(of_row[0] / of_row[1] + spec_.rms_norm_epsilon);
+      float* const row = x.data() + r * gain.size();
+      for (size_t c = 0; c < gain.size(); ++c) row[c] = round(gain[c] * round(row[c] * scale));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void AttentionBlock::GrowQueries(const RowPlaces& places) {

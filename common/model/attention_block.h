@@ -8,6 +8,7 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
+#include "common/model/rank_sum.h"
 #include "common/model/rotary.h"
 #include "common/model/row_places.h"
 #include "kernels/core/exec_context.h"
@@ -24,9 +25,11 @@ class AttentionBlock {
 
   // Writes KV of every row into `layer` of `kv`, then updates `hidden` [rows, hidden_size].
   absl::Status Run(const AttentionWeights& weights, const RowPlaces& rows, int32_t layer,
-                   kv::KvArena& kv, float* hidden, const kernels::ExecContext& ctx);
+                   kv::KvArena& kv, float* hidden, RankSum& sum, const kernels::ExecContext& ctx);
 
  private:
+  // The same of whole vectors that ranks hold parts of.
+  absl::Status NormOverRanks(const AttentionWeights& weights, int64_t rows, RankSum& sum);
   // `x` [rows, heads, head_dim] in place; nothing without a gain.
   absl::Status NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
                          std::vector<float>& x, const kernels::ExecContext& ctx);

@@ -22,7 +22,9 @@
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
 #include "common/model/name_list.h"
+#include "common/model/rank_sum.h"
 #include "common/model/safetensors.h"
+#include "common/model/shard_plan.h"
 #include "common/model/weight_binder.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
@@ -40,23 +42,28 @@ class CpuModelRunner : public ModelRunner {
                  std::unique_ptr<kernels::ThreadTeam> team, ModelWeights weights,
                  std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
+        shard_(ShardOf(spec_, options.layout, RankOf(options))),
+        own_(OwnSpec(spec_, shard_)),
         weights_(std::move(weights)),
         kv_(std::move(kv)),
         max_rows_(options.max_step_rows),
         max_logits_(options.max_step_logits),
-        max_positions_(MaxPositions(options, spec_)),
+        max_positions_(MaxPositions(options, own_)),
         remap_mixed_steps_(options.remap_mixed_steps),
         team_(std::move(team)),
         ctx_{.backend = kernels::Backend::kCpu,
              .isa = options.isa.value_or(kernels::BestIsa()),
              .team = team_.get(),
              .streamed_bytes = &streamed_bytes_},
-        feed_forward_(spec_, max_rows_, options.compute_dtype, options.router_override),
+        ranks_(options.ranks),
+        sum_(options.ranks, max_rows_, spec_.hidden_size),
+        feed_forward_(own_, shard_.experts, max_rows_, options.compute_dtype,
+                      options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {
-      latent_attention_.emplace(spec_, max_rows_, max_positions_, options.compute_dtype);
+      latent_attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype);
     } else {
-      attention_.emplace(spec_, max_rows_, max_positions_, options.compute_dtype);
+      attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype);
     }
     const auto rows = static_cast<size_t>(max_rows_);
     const auto hidden = static_cast<size_t>(spec_.hidden_size);
@@ -72,12 +79,17 @@ class CpuModelRunner : public ModelRunner {
     hidden_.resize(rows * hidden);
     final_.resize(static_cast<size_t>(max_logits_) * hidden);
     logits_.resize(static_cast<size_t>(max_logits_) * static_cast<size_t>(spec_.vocab_size));
+    if (ranks_ != nullptr) {
+      const auto parts = static_cast<size_t>(ranks_->size());
+      head_part_.resize(static_cast<size_t>(max_logits_ * HeadWidth()));
+      head_parts_.resize(head_part_.size() * parts);
+    }
     stats_.plans.reserve(static_cast<size_t>(spec_.layers));
     stats_.plan_seconds.reserve(static_cast<size_t>(spec_.layers));
-    numeric_class_ = absl::StrCat("cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-",
-                                  kNumericsRevision, "/libc-", gnu_get_libc_version(), "/compute-",
-                                  std::string(Name(options.compute_dtype)), "/kv-",
-                                  std::string(Name(options.kv_dtype)), "/tp1/ep1");
+    numeric_class_ = absl::StrCat(
+        "cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-", kNumericsRevision, "/libc-",
+        gnu_get_libc_version(), "/compute-", std::string(Name(options.compute_dtype)), "/kv-",
+        std::string(Name(options.kv_dtype)), "/tp", options.layout.tp, "/ep", options.layout.ep);
     compatibility_hash_ =
         CompatibilityHash(spec_, identity, options.compute_dtype, options.kv_dtype);
   }
@@ -95,6 +107,17 @@ class CpuModelRunner : public ModelRunner {
   const std::string& compatibility_hash() const override { return compatibility_hash_; }
 
  private:
+  static int32_t RankOf(const RunnerOptions& options) {
+    return options.ranks == nullptr ? 0 : options.ranks->rank();
+  }
+  static ModelSpec OwnSpec(const ModelSpec& spec, const RankShard& shard) {
+    ModelSpec own = SpecOfShard(spec, shard);
+    own.experts = spec.experts;  // Plans are for all.
+    return own;
+  }
+  // Columns of a rank's part of the logits, the last of which some ranks leave out.
+  int64_t HeadWidth() const { return (spec_.vocab_size + ranks_->size() - 1) / ranks_->size(); }
+
   // A position needs an angle only where KV could hold it.
   static int64_t MaxPositions(const RunnerOptions& options, const ModelSpec& spec) {
     const kv::KvLayout layout = KvLayoutOf(spec, options.kv_dtype);
@@ -109,11 +132,14 @@ class CpuModelRunner : public ModelRunner {
 
   absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
   void PlaceRows(std::span<const SequenceRows> batch);
-  void Embed();
+  absl::Status Embed();
   absl::Status Attend(const LayerWeights& weights, const RowPlaces& places, int32_t layer);
   absl::Status ComputeLogits();
+  absl::Status GatherLogits(int64_t rows);
 
   const ModelSpec spec_;
+  const RankShard shard_;
+  const ModelSpec own_;  // With this rank's sizes.
   const ModelWeights weights_;
   const std::unique_ptr<kv::KvArena> kv_;
   const int64_t max_rows_;
@@ -123,6 +149,8 @@ class CpuModelRunner : public ModelRunner {
   const std::unique_ptr<kernels::ThreadTeam> team_;
   std::atomic<int64_t> streamed_bytes_{0};  // Of matrices, in the current step.
   const kernels::ExecContext ctx_;
+  collective::Communicator* const ranks_;
+  RankSum sum_;
   std::optional<AttentionBlock> attention_;  // One of the two.
   std::optional<LatentAttentionBlock> latent_attention_;
   FeedForwardBlock feed_forward_;
@@ -136,10 +164,12 @@ class CpuModelRunner : public ModelRunner {
   std::vector<GroupRows> group_rows_;
   std::vector<const moe::Policy*> policies_;
   moe::Phase plan_phase_ = moe::Phase::kDecode;
-  std::vector<int32_t> wanted_;  // Rows whose logits are wanted.
-  std::vector<float> hidden_;    // [max_rows, hidden]: the residual stream, float32.
-  std::vector<float> final_;     // [max_logits, hidden]
-  std::vector<float> logits_;    // [max_logits, vocab]
+  std::vector<int32_t> wanted_;    // Rows whose logits are wanted.
+  std::vector<float> hidden_;      // [max_rows, hidden]: the residual stream, float32.
+  std::vector<float> final_;       // [max_logits, hidden]
+  std::vector<float> head_part_;   // [max_logits, HeadWidth()] of this rank; empty for one rank
+  std::vector<float> head_parts_;  // The same of all.
+  std::vector<float> logits_;      // [max_logits, vocab]
   StepStats stats_;
 };
 
@@ -247,27 +277,33 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
       remap_mixed_steps_ && stats_.phase == moe::Phase::kMixed ? moe::Phase::kDecode : stats_.phase;
 }
 
-void CpuModelRunner::Embed() {
+absl::Status CpuModelRunner::Embed() {
   const int64_t hidden = spec_.hidden_size;
   const kernels::Matrix& embedding = weights_.embedding;
   for (size_t r = 0; r < tokens_.size(); ++r) {
     float* row = hidden_.data() + static_cast<int64_t>(r) * hidden;
-    kernels::UnpackRow(embedding, tokens_[r], row);
+    const int32_t own_row = tokens_[r] - shard_.vocabulary.begin;
+    if (own_row < 0 || own_row >= shard_.vocabulary.size()) {
+      std::fill_n(row, hidden, 0.0f);  // Another rank has it.
+      continue;
+    }
+    kernels::UnpackRow(embedding, own_row, row);
     if (spec_.embedding_multiplier == 1) continue;
     for (int64_t i = 0; i < hidden; ++i) row[i] *= spec_.embedding_multiplier;
   }
   const int64_t bytes = static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
   stats_.weight_bytes_read += bytes;
   stats_.weight_bytes_streamed += bytes;
+  return sum_.Add(std::span(hidden_).first(tokens_.size() * static_cast<size_t>(hidden)));
 }
 
 absl::Status CpuModelRunner::Attend(const LayerWeights& weights, const RowPlaces& places,
                                     int32_t layer) {
   if (latent_attention_.has_value()) {
     return latent_attention_->Run(weights.latent_attention, places, layer, *kv_, hidden_.data(),
-                                  ctx_);
+                                  sum_, ctx_);
   }
-  return attention_->Run(weights.attention, places, layer, *kv_, hidden_.data(), ctx_);
+  return attention_->Run(weights.attention, places, layer, *kv_, hidden_.data(), sum_, ctx_);
 }
 
 absl::Status CpuModelRunner::ComputeLogits() {
@@ -283,13 +319,34 @@ absl::Status CpuModelRunner::ComputeLogits() {
   stats_.weight_bytes_read += BytesOf(weights_.head);
   kernels::GemmArgs head = Projection(normed_, weights_.head, {}, rows, logits_.data());
   head.scale = spec_.logits_multiplier;
-  return kernels::Gemm(head, ctx_);
+  if (ranks_ == nullptr) return kernels::Gemm(head, ctx_);
+  head.y = head_part_.data();
+  head.y_stride = HeadWidth();
+  LYNX_RETURN_IF_ERROR(kernels::Gemm(head, ctx_));
+  return GatherLogits(rows);
+}
+
+absl::Status CpuModelRunner::GatherLogits(int64_t rows) {
+  const auto part = static_cast<size_t>(rows * HeadWidth());
+  const auto ranks = static_cast<size_t>(ranks_->size());
+  LYNX_RETURN_IF_ERROR(
+      ranks_->AllGather(std::as_bytes(std::span(head_part_).first(part)),
+                        std::as_writable_bytes(std::span(head_parts_).first(part * ranks))));
+  const ParallelLayout layout{.tp = ranks_->size()};
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const ShardRange ids = ShardOf(spec_, layout, static_cast<int32_t>(rank)).vocabulary;
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(head_parts_.data() + static_cast<int64_t>(rank * part) + r * HeadWidth(),
+                  ids.size(), logits_.data() + r * spec_.vocab_size + ids.begin);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObserver* observer) {
   LYNX_RETURN_IF_ERROR(CheckBatch(batch));
   PlaceRows(batch);
-  Embed();
+  LYNX_RETURN_IF_ERROR(Embed());
   const auto rows = static_cast<int64_t>(tokens_.size());
   for (int32_t layer = 0; layer < spec_.layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
@@ -298,15 +355,17 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
         .positions = positions_, .attention = group.attention, .slots = group.slots};
     LYNX_RETURN_IF_ERROR(Attend(weights, places, layer));
     LYNX_RETURN_IF_ERROR(feed_forward_.Run(weights.feed_forward, rows, layer, plan_phase_,
-                                           policies_, hidden_.data(), ctx_));
+                                           policies_, hidden_.data(), sum_, ctx_));
     const bool moe = weights.feed_forward.is_moe();
-    const auto active = moe ? static_cast<int64_t>(feed_forward_.plan().active().size()) : 0;
+    const int64_t active = moe ? feed_forward_.own_active() : 0;
     const moe::PlanStats plan = moe ? feed_forward_.plan().stats() : moe::PlanStats{};
     const int64_t expert_bytes = weights.feed_forward.expert_bytes();
     stats_.plans.push_back(plan);
     stats_.plan_seconds.push_back(moe ? feed_forward_.plan_seconds() : 0);
     stats_.expert_bytes_read += active * expert_bytes;
-    stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes;
+    // Of the experts that all ranks leave out, this rank's share.
+    stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes *
+                                 shard_.experts.size() / std::max(1, spec_.experts);
     stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
                                 weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
@@ -383,11 +442,27 @@ int32_t Threads(const RunnerOptions& options) {
   return pinned > 0 ? std::min(usable, pinned) : usable;
 }
 
+absl::Status CheckRanks(const RunnerOptions& options, const ModelSpec& spec) {
+  LYNX_RETURN_IF_ERROR(CheckLayout(spec, options.layout));
+  if (options.layout.dp > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("dp ", options.layout.dp, ": ranks have no sequences of their own yet"));
+  }
+  const int32_t ranks = options.ranks == nullptr ? 1 : options.ranks->size();
+  if (ranks == options.layout.world()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a layout for ", options.layout.world(), " ranks in a group of ", ranks));
+}
+
 absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
     const RunnerOptions& options, ModelSpec spec, const TensorMap& tensors,
     std::string_view identity, std::function<void(std::span<const std::byte>)> consumed) {
+  LYNX_RETURN_IF_ERROR(CheckRanks(options, spec));
+  const RankShard shard =
+      ShardOf(spec, options.layout, options.ranks == nullptr ? 0 : options.ranks->rank());
   LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
-                        kv::KvArena::Create(KvLayoutOf(spec, options.kv_dtype), options.kv_blocks));
+                        kv::KvArena::Create(KvLayoutOf(SpecOfShard(spec, shard), options.kv_dtype),
+                                            options.kv_blocks));
   try {
     LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kernels::ThreadTeam> team,
                           kernels::ThreadTeam::Create(Threads(options), options.cpus));
@@ -395,7 +470,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
     // On a thread of its own: the team pins whoever calls it.
     std::thread([&] {
       weights = BindWeights(
-          tensors, spec,
+          tensors, spec, shard,
           {.team = team.get(), .progress = options.load_progress, .consumed = std::move(consumed)});
     }).join();
     LYNX_RETURN_IF_ERROR(weights.status());

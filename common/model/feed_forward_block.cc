@@ -11,9 +11,11 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DType compute_dtype,
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts,
+                                   int64_t max_rows, DType compute_dtype,
                                    RouterOverride* router_override)
     : spec_(spec),
+      experts_(experts),
       router_override_(router_override),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
@@ -21,6 +23,9 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DTyp
                std::max(1, spec.experts_per_token)),
       plan_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
             std::max(1, spec.experts_per_token)),
+      own_ids_(experts.size() == spec.experts
+                   ? 0
+                   : static_cast<size_t>(max_rows * spec.experts_per_token)),
       workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
                  spec.hidden_size,
                  std::max({spec.dense_intermediate_size, spec.expert_intermediate_size,
@@ -31,23 +36,44 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DTyp
 
 absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
                                    moe::Phase phase, std::span<const moe::Policy* const> policies,
-                                   float* hidden, const kernels::ExecContext& ctx) {
+                                   float* hidden, RankSum& sum, const kernels::ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(
       Normalise(hidden, weights.input_norm, spec_.rms_norm_epsilon, rows, x_, ctx));
+  float* const y = sum.Begin(hidden, rows);
   if (!weights.is_moe()) {
     std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
-    return RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, hidden, ctx);
+    LYNX_RETURN_IF_ERROR(
+        RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, y, ctx));
+    return sum.End(hidden, rows);
   }
-  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, hidden, ctx));
-  if (weights.shared.down.data == nullptr) return absl::OkStatus();
-  LYNX_RETURN_IF_ERROR(WeighShared(weights, rows, ctx));
-  return RunDense(weights.shared, rows, spec_.shared_intermediate_size, hidden, ctx);
+  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, y, ctx));
+  if (weights.shared.down.data != nullptr) {
+    LYNX_RETURN_IF_ERROR(WeighShared(weights, rows, ctx));
+    LYNX_RETURN_IF_ERROR(RunDense(weights.shared, rows, spec_.shared_intermediate_size, y, ctx));
+  }
+  return sum.End(hidden, rows);
+}
+
+std::span<const int32_t> FeedForwardBlock::OwnIds() {
+  if (own_ids_.empty()) return plan_.ids();
+  const std::span<const int32_t> ids = plan_.ids();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool own = ids[i] >= experts_.begin && ids[i] < experts_.end;
+    own_ids_[i] = own ? ids[i] - experts_.begin : kernels::kNoExpert;
+  }
+  return std::span<const int32_t>(own_ids_).first(ids.size());
+}
+
+int64_t FeedForwardBlock::own_active() const {
+  return std::count_if(plan_.active().begin(), plan_.active().end(), [&](int32_t expert) {
+    return expert >= experts_.begin && expert < experts_.end;
+  });
 }
 
 absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int64_t rows,
                                           int32_t layer, moe::Phase phase,
-                                          std::span<const moe::Policy* const> policies,
-                                          float* hidden, const kernels::ExecContext& ctx) {
+                                          std::span<const moe::Policy* const> policies, float* y,
+                                          const kernels::ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(kernels::Gemm(
       Projection(x_, weights.router, weights.router_bias, rows, router_logits_.data()), ctx));
   const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
@@ -68,9 +94,9 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
   plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
   return kernels::ExpertFfn({.x = x_.data(),
                              .experts = weights.experts.data(),
-                             .ids = plan_.ids().data(),
+                             .ids = OwnIds().data(),
                              .weights = plan_.weights().data(),
-                             .y = hidden,
+                             .y = y,
                              .rows = rows,
                              .hidden = spec_.hidden_size,
                              .intermediate = spec_.expert_intermediate_size,
@@ -100,13 +126,13 @@ absl::Status FeedForwardBlock::WeighShared(const FeedForwardWeights& weights, in
 }
 
 absl::Status FeedForwardBlock::RunDense(const kernels::ExpertWeights& mlp, int64_t rows,
-                                        int64_t intermediate, float* hidden,
+                                        int64_t intermediate, float* y,
                                         const kernels::ExecContext& ctx) {
   return kernels::ExpertFfn({.x = x_.data(),
                              .experts = &mlp,
                              .ids = dense_ids_.data(),
                              .weights = dense_weights_.data(),
-                             .y = hidden,
+                             .y = y,
                              .rows = rows,
                              .hidden = spec_.hidden_size,
                              .intermediate = intermediate,

@@ -8,7 +8,9 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
+#include "common/model/rank_sum.h"
 #include "common/model/router_override.h"
+#include "common/model/shard_plan.h"
 #include "common/moe/planner.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/moe/expert_ffn.h"
@@ -21,38 +23,44 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class FeedForwardBlock {
  public:
-  // `router_override` may be null; outlives this.
-  FeedForwardBlock(const ModelSpec& spec, int64_t max_rows, DType compute_dtype,
-                   RouterOverride* router_override);
+  // `spec` has the widths of this rank and all experts, of which it holds `experts`.
+  // `router_override` may be null. Both outlive this.
+  FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int64_t max_rows,
+                   DType compute_dtype, RouterOverride* router_override);
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
   // `policies` (as in moe::RouterInput) say; plan() then tells what it was.
   absl::Status Run(const FeedForwardWeights& weights, int64_t rows, int32_t layer, moe::Phase phase,
-                   std::span<const moe::Policy* const> policies, float* hidden,
+                   std::span<const moe::Policy* const> policies, float* hidden, RankSum& sum,
                    const kernels::ExecContext& ctx);
 
-  // Of the last MoE layer run.
+  // Of the last MoE layer run, the same on all ranks; and of its active experts this rank's.
   const moe::RoutingPlan& plan() const { return plan_; }
+  int64_t own_active() const;
   float plan_seconds() const { return plan_seconds_; }
 
  private:
-  // Each adds its part to `hidden`, from the normed rows in x_.
+  // Each adds its part to `y`, from the normed rows in x_.
   absl::Status RunExperts(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
-                          moe::Phase phase, std::span<const moe::Policy* const> policies,
-                          float* hidden, const kernels::ExecContext& ctx);
+                          moe::Phase phase, std::span<const moe::Policy* const> policies, float* y,
+                          const kernels::ExecContext& ctx);
   // One MLP for all rows, by dense_weights_.
   absl::Status RunDense(const kernels::ExpertWeights& mlp, int64_t rows, int64_t intermediate,
-                        float* hidden, const kernels::ExecContext& ctx);
+                        float* y, const kernels::ExecContext& ctx);
+  // The plan's ids as indices of this rank's experts.
+  std::span<const int32_t> OwnIds();
   // Fills dense_weights_ for the shared expert.
   absl::Status WeighShared(const FeedForwardWeights& weights, int64_t rows,
                            const kernels::ExecContext& ctx);
 
   const ModelSpec& spec_;  // Outlives this.
+  const ShardRange experts_;
   RouterOverride* const router_override_;
   ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;
   moe::RoutingPlan plan_;
+  std::vector<int32_t> own_ids_;  // Empty where the rank has all experts.
   float plan_seconds_ = 0;
   kernels::ExpertFfnWorkspace workspace_;
   // The plan of an MLP that every row goes through: expert 0, with a weight of the row's.

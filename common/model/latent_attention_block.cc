@@ -52,7 +52,8 @@ LatentAttentionBlock::LatentAttentionBlock(const ModelSpec& spec, int64_t max_ro
 
 absl::Status LatentAttentionBlock::Run(const LatentAttentionWeights& weights,
                                        const RowPlaces& places, int32_t layer, kv::KvArena& kv,
-                                       float* hidden, const kernels::ExecContext& ctx) {
+                                       float* hidden, RankSum& sum,
+                                       const kernels::ExecContext& ctx) {
   const auto rows = static_cast<int64_t>(places.positions.size());
   const int64_t width = spec_.kv_lora_rank + spec_.qk_rope_head_dim;
   LYNX_RETURN_IF_ERROR(Project(weights, rows, hidden, ctx));
@@ -75,10 +76,11 @@ absl::Status LatentAttentionBlock::Run(const LatentAttentionWeights& weights,
                                                  .scale = spec_.attention_scale},
                                                 ctx));
   LYNX_RETURN_IF_ERROR(ExpandValues(weights, rows, ctx));
-  kernels::GemmArgs output = Projection(attended_, weights.o, {}, rows, hidden);
+  kernels::GemmArgs output = Projection(attended_, weights.o, {}, rows, sum.Begin(hidden, rows));
   output.accumulate = true;
   output.scale = spec_.residual_multiplier;
-  return kernels::Gemm(output, ctx);
+  LYNX_RETURN_IF_ERROR(kernels::Gemm(output, ctx));
+  return sum.End(hidden, rows);
 }
 
 absl::Status LatentAttentionBlock::Project(const LatentAttentionWeights& weights, int64_t rows,

@@ -8,6 +8,7 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
+#include "common/model/rank_sum.h"
 #include "common/model/rotary.h"
 #include "common/model/row_places.h"
 #include "kernels/core/exec_context.h"
@@ -30,7 +31,7 @@ class LatentAttentionBlock {
   // Writes latent and rotated key of every row into `layer` of `kv`, then updates `hidden`
   // [rows, hidden_size].
   absl::Status Run(const LatentAttentionWeights& weights, const RowPlaces& rows, int32_t layer,
-                   kv::KvArena& kv, float* hidden, const kernels::ExecContext& ctx);
+                   kv::KvArena& kv, float* hidden, RankSum& sum, const kernels::ExecContext& ctx);
 
  private:
   // Fills q_ and kv_ from `hidden`.

@@ -13,8 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/dtype.h"
+#include "common/collective/communicator.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
+#include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
 #include "common/moe/routing_plan.h"
 #include "kernels/core/isa.h"
@@ -43,6 +45,10 @@ struct RunnerOptions {
   // Told while weights are packed how many of how many bytes are done; on a thread of Load(),
   // before it returns. Empty: nobody is told.
   std::function<void(int64_t done, int64_t total)> load_progress = nullptr;
+  // How the ranks of a group share the model, and this rank's part in what they say to each other;
+  // null: there is one. Every rank makes the same runner and the same steps. Outlives the runner.
+  ParallelLayout layout = {};
+  collective::Communicator* ranks = nullptr;
   // Benches only; null: none. Outlives the runner.
   RouterOverride* router_override = nullptr;
 };
@@ -114,7 +120,8 @@ class ModelRunner {
 
   // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows.
   //   InvalidArgument  the batch breaks a bound above; nothing was computed.
-  //   Cancelled        the observer abandoned the step.
+  //   Cancelled        the observer abandoned the step; of several ranks, all do at the same layer.
+  //   as Communicator  another rank is lost: this group of ranks is of no more use.
   // No allocation per row.
   virtual absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) = 0;
 

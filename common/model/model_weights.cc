@@ -33,7 +33,7 @@ std::map<std::string, std::vector<int64_t>> TensorShapes(const ModelSpec& spec) 
   ModelSpec plain = spec;
   plain.mxfp4_experts = false;
   WeightPacker counting(nullptr);
-  WeightBinder binder(none, counting, BlockOf(plain));
+  WeightBinder binder(none, counting, BlockOf(plain), ShardOf(plain, {}, 0));
   BindAll(plain, binder);
   return binder.missing();
 }
@@ -56,9 +56,14 @@ int64_t FeedForwardWeights::fixed_bytes() const {
 int64_t FeedForwardWeights::expert_bytes() const { return BytesOf(experts.front()); }
 
 WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec) {
+  return OutlineWeights(tensors, spec, ShardOf(spec, {}, 0));
+}
+
+WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
+                              const RankShard& shard) {
   WeightsOutline outline;
   WeightPacker counting(nullptr);
-  WeightBinder binder(tensors, counting, BlockOf(spec));
+  WeightBinder binder(tensors, counting, BlockOf(spec), shard);
   outline.weights = BindAll(spec, binder);
   outline.packed_bytes = counting.bytes();
   outline.vector_bytes = binder.vector_bytes();
@@ -68,8 +73,8 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec) {
 }
 
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const PackOptions& options) {
-  WeightsOutline outline = OutlineWeights(tensors, spec);
+                                         const RankShard& shard, const PackOptions& options) {
+  WeightsOutline outline = OutlineWeights(tensors, spec, shard);
   outline.weights = {};  // Its vectors need not stay twice.
   LYNX_RETURN_IF_ERROR(outline.problems.ToStatus());
   for (const std::string& name : outline.ignored) {
@@ -82,7 +87,7 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
       HugeBuffer memory,
       HugeBuffer::Create(static_cast<size_t>(outline.packed_bytes), "the packed weights"));
   WeightPacker packer(memory.data());
-  WeightBinder binder(tensors, packer, BlockOf(spec));
+  WeightBinder binder(tensors, packer, BlockOf(spec), shard);
   ModelWeights weights = BindAll(spec, binder);
   packer.Pack(options);
   weights.memory = std::move(memory);

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/huge_buffer.h"
 #include "common/model/model_spec.h"
+#include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
 #include "common/model/weight_binder.h"
 #include "common/model/weight_packer.h"
@@ -98,7 +99,10 @@ struct WeightsOutline {
   // Tensors of parts that are not served, or that follow from others.
   std::vector<std::string> ignored;
 };
+// Of the whole model, or of what a rank holds.
 WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec);
+WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
+                              const RankShard& shard);
 
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
 // spec.notes what is there and not used with good reason.
@@ -107,8 +111,9 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec);
 //                    there are tensors that no part of the model uses, which would change the
 //                    answer if they mattered: lists them.
 //   ResourceExhausted  the memory for the packed weights cannot be mapped.
-// All that is checked before anything is packed. The tensors are not needed afterwards.
+// All that is checked before anything is packed, also of what other ranks hold. The tensors are not
+// needed afterwards.
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const PackOptions& options);
+                                         const RankShard& shard, const PackOptions& options);
 
 }  // namespace lynx::model

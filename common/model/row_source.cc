@@ -1,5 +1,6 @@
 #include "common/model/row_source.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lynx::model {
@@ -39,6 +40,24 @@ RowSource StridedRows(const std::byte* data, DType dtype, int64_t rows, int64_t 
             return scratch;
           },
           .memory = {memory}};
+}
+
+RowSource RowRange(RowSource source, int64_t first, int64_t count) {
+  source.rows = count;
+  source.read = [first, read = std::move(source.read)](int64_t row, void* scratch) {
+    return read(first + row, scratch);
+  };
+  return source;
+}
+
+RowSource ColumnRange(RowSource source, int64_t first, int64_t count) {
+  source.scratch_width = std::max(source.scratch_width, source.width);
+  source.width = count;
+  source.read = [offset = first * static_cast<int64_t>(SizeOf(source.dtype)),
+                 read = std::move(source.read)](int64_t row, void* scratch) -> const void* {
+    return static_cast<const std::byte*>(read(row, scratch)) + offset;
+  };
+  return source;
 }
 
 RowSource HalfSplitHeads(RowSource source, int64_t head_dim, int64_t rotary_dim,

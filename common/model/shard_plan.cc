@@ -1,7 +1,5 @@
 #include "common/model/shard_plan.h"
 
-#include <algorithm>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,25 +11,18 @@
 namespace lynx::model {
 namespace {
 
-// MXFP4 has a scale for so many inputs.
-constexpr int32_t kMxfp4Block = 32;
-
 // Parts differ by one at most.
 ShardRange Part(int32_t total, int32_t parts, int32_t index) {
   const auto at = [&](int64_t i) { return static_cast<int32_t>(total * i / parts); };
   return {at(index), at(index + 1)};
 }
 
-absl::Status CheckColumns(std::string_view name, int32_t columns, int32_t block,
-                          std::string_view width_name, int32_t width) {
-  if (columns % width == 0 && (width == 1 || (columns / width) % block == 0)) {
-    return absl::OkStatus();
-  }
-  const std::string blocks =
-      block > 1 ? absl::StrCat(" into whole blocks of ", block) : std::string();
+absl::Status CheckColumns(std::string_view name, int32_t columns, std::string_view width_name,
+                          int32_t width) {
+  if (columns % width == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(std::string(name), " ", columns,
                                                  " cannot be split over ", std::string(width_name),
-                                                 " ", width, blocks));
+                                                 " ", width));
 }
 
 }  // namespace
@@ -67,12 +58,10 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout) {
     return absl::InvalidArgumentError(
         absl::StrCat("a vocabulary of ", spec.vocab_size, " cannot be split over tp ", tp));
   }
-  // Columns are outputs of the first products and inputs of the last.
-  const int32_t fp8 = std::lcm(std::max(1, spec.fp8_block_rows), std::max(1, spec.fp8_block_width));
   LYNX_RETURN_IF_ERROR(
-      CheckColumns("the dense feed-forward's width", spec.dense_intermediate_size, fp8, "tp", tp));
+      CheckColumns("the dense feed-forward's width", spec.dense_intermediate_size, "tp", tp));
   LYNX_RETURN_IF_ERROR(
-      CheckColumns("the shared experts' width", spec.shared_intermediate_size, fp8, "tp", tp));
+      CheckColumns("the shared experts' width", spec.shared_intermediate_size, "tp", tp));
   if (!spec.has_moe()) {
     if (layout.ep == 1) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -82,8 +71,7 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout) {
     return absl::InvalidArgumentError(
         absl::StrCat(spec.experts, " experts cannot be split over ep ", layout.ep));
   }
-  return CheckColumns("an expert's width", spec.expert_intermediate_size,
-                      spec.mxfp4_experts ? std::lcm(fp8, kMxfp4Block) : fp8, "ranks",
+  return CheckColumns("an expert's width", spec.expert_intermediate_size, "ranks",
                       layout.expert_tp());
 }
 

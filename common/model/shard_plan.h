@@ -43,7 +43,7 @@ struct RankShard {
 };
 
 // That the model can be shared so. Experts and vocabulary need not divide evenly; heads and columns
-// do, columns by whole blocks where weights are quantised in blocks.
+// do.
 //   InvalidArgument  names the size and the width that do not fit.
 absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout);
 

@@ -192,15 +192,16 @@ Fp8Matrix WeightBinder::Fp8Of(const Stored& stored) const {
           .block_width = fp8_block_.width};
 }
 
-Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in) {
-  return TakeMatrix(name, out, in, [](RowSource rows) { return rows; });
-}
-
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in,
+                                const MatrixPart& part,
                                 const std::function<RowSource(RowSource)>& arrange) {
   const std::optional<Stored> stored = TakeStored(name, out, in);
   if (!stored.has_value()) return {};
-  return packer_.Add(arrange(Rows(*stored, 0, out)));
+  RowSource rows = Rows(*stored, 0, out);
+  if (arrange) rows = arrange(std::move(rows));
+  if (part.rows >= 0) rows = RowRange(std::move(rows), part.first_row, part.rows);
+  if (part.columns >= 0) rows = ColumnRange(std::move(rows), part.first_column, part.columns);
+  return packer_.Add(std::move(rows));
 }
 
 WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, int64_t heads,
@@ -208,7 +209,7 @@ WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, i
   const std::optional<Stored> stored = TakeStored(name, heads * (first + second), in);
   if (!stored.has_value()) return {};
   SplitHeads split;
-  for (int64_t h = 0; h < heads; ++h) {
+  for (int64_t h = shard_.query_heads.begin; h < shard_.query_heads.end; ++h) {
     const int64_t row = h * (first + second);
     split.first_transposed.push_back(packer_.Add(Columns(*stored, row, first)));
     split.second.push_back(packer_.Add(Rows(*stored, row + first, second)));
@@ -229,12 +230,26 @@ std::vector<float> WeightBinder::TakeVector(const std::string& name, int64_t siz
   return TakeFloats(name, {size});
 }
 
+std::vector<float> WeightBinder::TakeVectorPart(const std::string& name, int64_t size,
+                                                const ShardRange& range, int64_t each) {
+  const std::vector<float> all = TakeVector(name, size);
+  if (all.empty()) return all;
+  return {all.begin() + range.begin * each, all.begin() + range.end * each};
+}
+
 std::vector<float> WeightBinder::TakeVectors(const std::string& name, int64_t count, int64_t size) {
   return TakeFloats(name, {count, size});
 }
 
+ExpertWeights WeightBinder::AddMlp(RowSource gate, RowSource up, RowSource down,
+                                   const ShardRange& columns) {
+  return {.gate_up = packer_.AddGateUp(RowRange(std::move(gate), columns.begin, columns.size()),
+                                       RowRange(std::move(up), columns.begin, columns.size())),
+          .down = packer_.Add(ColumnRange(std::move(down), columns.begin, columns.size()))};
+}
+
 ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, int64_t intermediate,
-                                    const MlpNames& names) {
+                                    const ShardRange& columns, const MlpNames& names) {
   const std::string gate_name = absl::StrCat(prefix, names.gate, ".weight");
   const std::string up_name = absl::StrCat(prefix, names.up, ".weight");
   const std::optional<Stored> gate = TakeStored(gate_name, intermediate, hidden);
@@ -247,8 +262,9 @@ ExpertWeights WeightBinder::TakeMlp(const std::string& prefix, int64_t hidden, i
                         std::string(TypeName(*up->tensor))));
     return {};
   }
-  return {.gate_up = packer_.AddGateUp(Rows(*gate, 0, intermediate), Rows(*up, 0, intermediate)),
-          .down = packer_.Add(Rows(*down, 0, hidden))};
+  if (columns.size() == 0) return {};
+  return AddMlp(Rows(*gate, 0, intermediate), Rows(*up, 0, intermediate), Rows(*down, 0, hidden),
+                columns);
 }
 
 std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_up_name,
@@ -259,31 +275,31 @@ std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_u
   const Tensor* down = Take(down_name, {experts, hidden, intermediate});
   if (gate_up == nullptr || down == nullptr) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = 0; e < experts; ++e) {
-    all.push_back(AddFusedMlp(*gate_up, *down, e, hidden, intermediate));
+  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
+    all.push_back(AddFusedMlp(*gate_up, *down, e, hidden, intermediate, shard_.expert_columns));
   }
   return all;
 }
 
 ExpertWeights WeightBinder::TakeFusedMlp(const std::string& gate_up_name,
                                          const std::string& down_name, int64_t hidden,
-                                         int64_t intermediate) {
+                                         int64_t intermediate, const ShardRange& columns) {
   const Tensor* gate_up = Take(gate_up_name, {2 * intermediate, hidden});
   const Tensor* down = Take(down_name, {hidden, intermediate});
   if (gate_up == nullptr || down == nullptr) return {};
-  return AddFusedMlp(*gate_up, *down, 0, hidden, intermediate);
+  return AddFusedMlp(*gate_up, *down, 0, hidden, intermediate, columns);
 }
 
 ExpertWeights WeightBinder::AddFusedMlp(const Tensor& gate_up, const Tensor& down, int64_t index,
-                                        int64_t hidden, int64_t intermediate) {
+                                        int64_t hidden, int64_t intermediate,
+                                        const ShardRange& columns) {
   auto part = [&](const Tensor& tensor, int64_t third) {
     return tensor.data.data() +
            third * intermediate * hidden * static_cast<int64_t>(SizeOf(tensor.dtype));
   };
-  return {.gate_up = packer_.AddGateUp(
-              PlainRows(part(gate_up, 2 * index), gate_up.dtype, intermediate, hidden),
-              PlainRows(part(gate_up, 2 * index + 1), gate_up.dtype, intermediate, hidden)),
-          .down = packer_.Add(PlainRows(part(down, index), down.dtype, hidden, intermediate))};
+  return AddMlp(PlainRows(part(gate_up, 2 * index), gate_up.dtype, intermediate, hidden),
+                PlainRows(part(gate_up, 2 * index + 1), gate_up.dtype, intermediate, hidden),
+                PlainRows(part(down, index), down.dtype, hidden, intermediate), columns);
 }
 
 std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& gate_up_name,
@@ -299,7 +315,7 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
   const Tensor* down = Take(down_name, {experts, intermediate, hidden});
   if (gate_up == nullptr || down == nullptr) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = 0; e < experts; ++e) {
+  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
     const auto part = [e, experts](const Tensor& tensor) {
       const size_t bytes = tensor.data.size() / static_cast<size_t>(experts);
       return tensor.data.subspan(static_cast<size_t>(e) * bytes, bytes);
@@ -310,10 +326,10 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
                          gate_up->dtype, intermediate, hidden, interleaved ? 2 : 1, width, memory);
     };
     const std::span<const std::byte> down_part = part(*down);
-    all.push_back(
-        {.gate_up = packer_.AddGateUp(columns(0), columns(interleaved ? 1 : intermediate)),
-         .down = packer_.Add(StridedRows(down_part.data(), down->dtype, hidden, intermediate, 1,
-                                         hidden, down_part))});
+    all.push_back(AddMlp(
+        columns(0), columns(interleaved ? 1 : intermediate),
+        StridedRows(down_part.data(), down->dtype, hidden, intermediate, 1, hidden, down_part),
+        shard_.expert_columns));
   }
   return all;
 }
@@ -327,11 +343,11 @@ std::vector<ExpertWeights> WeightBinder::TakeMxfp4Mlps(const std::string& gate_u
   const std::optional<Mxfp4Matrix> down = TakeMxfp4(down_name, experts, hidden, intermediate);
   if (!gate_up.has_value() || !down.has_value()) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = 0; e < experts; ++e) {
+  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
     const Mxfp4Matrix both = PartOf(*gate_up, e, experts);
-    all.push_back({.gate_up = packer_.AddGateUp(Mxfp4Rows(both, 0, 2, intermediate),
-                                                Mxfp4Rows(both, 1, 2, intermediate)),
-                   .down = packer_.Add(Mxfp4Rows(PartOf(*down, e, experts), 0, 1, hidden))});
+    all.push_back(AddMlp(Mxfp4Rows(both, 0, 2, intermediate), Mxfp4Rows(both, 1, 2, intermediate),
+                         Mxfp4Rows(PartOf(*down, e, experts), 0, 1, hidden),
+                         shard_.expert_columns));
   }
   return all;
 }

@@ -1,5 +1,6 @@
 #include "common/model/weight_packer.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -35,7 +36,9 @@ void WeightPacker::PackJob(const Job& job, const PackOptions& options) {
   const int64_t panel_bytes = kernels::PanelBytes(matrix.in, matrix.dtype);
   const bool gate_up = job.up.rows > 0;
   const int64_t source_rows = gate_up ? kPanelRows / 2 : kPanelRows;  // Of one, in a panel.
-  const auto row_bytes = static_cast<size_t>(matrix.in) * SizeOf(matrix.dtype);
+  const auto row_bytes =
+      static_cast<size_t>(std::max({matrix.in, job.rows.scratch_width, job.up.scratch_width})) *
+      SizeOf(matrix.dtype);
   options.team->ParallelFor(kernels::PanelCount(matrix.out), [&](int64_t panel) {
     const size_t scratch_row = (row_bytes + 63) / 64 * 64;
     const auto scratch = std::make_unique_for_overwrite<std::byte[]>(scratch_row * kPanelRows);

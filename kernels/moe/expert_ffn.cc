@@ -53,7 +53,7 @@ absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& works
     }
   }
   for (int64_t i = 0; i < args.rows * args.top_k; ++i) {
-    if (args.ids[i] < 0 || args.ids[i] >= args.expert_count) {
+    if (args.ids[i] < kNoExpert || args.ids[i] >= args.expert_count) {
       return absl::InvalidArgumentError(absl::StrCat("ExpertFfn: expert ", args.ids[i], " of row ",
                                                      i / args.top_k, " is not in [0, ",
                                                      args.expert_count, ")"));
@@ -67,7 +67,9 @@ void GroupByExpert(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace) {
   const auto experts = static_cast<size_t>(args.expert_count);
   const auto assignments = static_cast<size_t>(args.rows * args.top_k);
   std::fill_n(workspace.offsets.begin(), experts + 1, 0);
-  for (size_t i = 0; i < assignments; ++i) ++workspace.offsets[static_cast<size_t>(args.ids[i])];
+  for (size_t i = 0; i < assignments; ++i) {
+    if (args.ids[i] != kNoExpert) ++workspace.offsets[static_cast<size_t>(args.ids[i])];
+  }
   workspace.active.clear();
   int32_t total = 0;
   for (size_t e = 0; e < experts; ++e) {  // Counts become the ends of the groups ...
@@ -77,6 +79,7 @@ void GroupByExpert(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace) {
   }
   workspace.offsets[experts] = total;
   for (size_t i = assignments; i-- > 0;) {  // ... and, filled from the back, their beginnings.
+    if (args.ids[i] == kNoExpert) continue;
     const auto e = static_cast<size_t>(args.ids[i]);
     workspace.order[static_cast<size_t>(--workspace.offsets[e])] = static_cast<int32_t>(i);
   }
@@ -118,7 +121,7 @@ void GatherRows(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const 
          .stride = together ? args.x_stride : stride});
   }
   if (!scattered) return;
-  const int64_t entries = args.rows * args.top_k;
+  const int64_t entries = workspace.offsets[static_cast<size_t>(args.expert_count)];
   const int64_t per_item = std::max<int64_t>(1, kCopyItemBytes / Bytes(width, args.x_dtype));
   ForEach(ctx, (entries + per_item - 1) / per_item, [&](int64_t item) {
     for (int64_t i = item * per_item; i < std::min(entries, (item + 1) * per_item); ++i) {

@@ -18,10 +18,14 @@ namespace lynx::kernels {
 //
 // If `scale_input`, weights[r, j] multiplies round(x[r]) instead of the expert's output. A dense
 // layer is one expert with weight 1. Rows of x are as in GemmArgs.
+//
+// An id of kNoExpert adds nothing.
+inline constexpr int32_t kNoExpert = -1;
+
 struct ExpertFfnArgs {
   const void* x = nullptr;  // [rows, hidden] of x_dtype, rows x_stride elements apart
   const ExpertWeights* experts = nullptr;  // [expert_count], all of one shape and type
-  const int32_t* ids = nullptr;            // [rows, top_k], each in [0, expert_count)
+  const int32_t* ids = nullptr;            // [rows, top_k], each in [0, expert_count) or kNoExpert
   const float* weights = nullptr;          // [rows, top_k]
   float* y = nullptr;                      // [rows, hidden], rows y_stride elements apart
   int64_t rows = 0;                        // >= 0; 0 is a no-op

@@ -51,11 +51,13 @@ void CombineRanks(const ExpertFfnArgs& args, const float* outer, int64_t stride,
     const auto weight = [&](int64_t j) {
       return args.scale_input ? 1.0f : args.weights[r * args.top_k + j];
     };
+    const int32_t* ids = args.ids + r * args.top_k;
     const float* ranks = outer + r * args.top_k * stride;
     float* y = args.y + r * args.y_stride;
     for (int64_t h = 0; h < whole; h += kLanes) {
       F32x16 sum = Zero();
       for (int64_t j = 0; j < args.top_k; ++j) {
+        if (ids[j] == kNoExpert) continue;
         sum = MulAdd(Set1(weight(j)), Load(ranks + j * stride + h), sum);
       }
       Store(y + h, Add(Load(y + h), sum));
@@ -63,6 +65,7 @@ void CombineRanks(const ExpertFfnArgs& args, const float* outer, int64_t stride,
     if (const int64_t tail = args.hidden - whole; tail > 0) {
       F32x16 sum = Zero();
       for (int64_t j = 0; j < args.top_k; ++j) {
+        if (ids[j] == kNoExpert) continue;
         sum = MulAdd(Set1(weight(j)), LoadPartial(ranks + j * stride + whole, tail), sum);
       }
       StorePartial(y + whole, Add(LoadPartial(y + whole, tail), sum), tail);

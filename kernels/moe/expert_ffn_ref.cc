@@ -27,6 +27,7 @@ void ExpertFfnReference(const ExpertFfnArgs& args) {
   for (int64_t r = 0; r < args.rows; ++r) {
     total.assign(total.size(), 0.0);
     for (int64_t j = 0; j < args.top_k; ++j) {
+      if (args.ids[r * args.top_k + j] == kNoExpert) continue;
       const float weight = args.weights[r * args.top_k + j];
       const ExpertWeights& expert = args.experts[args.ids[r * args.top_k + j]];
       for (int64_t i = 0; i < args.intermediate; ++i) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -18,10 +19,12 @@
 #include "common/kv/block_pool.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
+#include "common/model/shard_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/core/isa.h"
 #include "tests/support/golden_fixture.h"
+#include "tests/support/rank_group_runner.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::model {
@@ -36,6 +39,7 @@ using ::lynx::testing::kGoldenBoundF32;
 using ::lynx::testing::kGoldenDivergenceBf16;
 using ::lynx::testing::kGoldenVariants;
 using ::lynx::testing::LoadGoldenFixture;
+using ::lynx::testing::RankGroupRunner;
 
 constexpr char kDemoFixture[] = "tests/golden/lynx-tiny-moe";
 
@@ -188,6 +192,50 @@ TEST_P(GoldenVariantTest, InBf16TheDistributionIsTheirs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenVariantTest, ::testing::ValuesIn(kGoldenVariants),
+                         [](const auto& param) { return GoldenTestName(param.param); });
+
+// Several ranks that share the model, in all ways in which its sizes can be shared.
+class GoldenRanksTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::string base() const { return GoldenVariantPath(GetParam()); }
+  void ForEachLayout(DType dtype, const std::function<void(ModelRunner& runner)>& body) {
+    int layouts = 0;
+    for (const auto& [tp, ep] : {std::pair{2, 1}, {2, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 4}}) {
+      SCOPED_TRACE("tp " + std::to_string(tp) + " ep " + std::to_string(ep));
+      const RunnerOptions options = {.model_dir = base(),
+                                     .compute_dtype = dtype,
+                                     .kv_dtype = dtype,
+                                     .kv_blocks = kKvBlocks * kMostGroups,
+                                     .max_step_rows = kMaxRows,
+                                     .max_step_logits = kMaxRows,
+                                     .threads = 1,
+                                     .layout = {.tp = tp, .dp = 1, .ep = ep}};
+      const auto runner = RankGroupRunner::Load(options);
+      EXPECT_EQ(runner.status(), CheckLayout(LoadModelSpec(base()).value(), options.layout));
+      if (!runner.ok()) continue;
+      ++layouts;
+      body(**runner);
+    }
+    EXPECT_GT(layouts, 0);
+  }
+};
+
+TEST_P(GoldenRanksTest, AgreesWithTransformers) {
+  const std::vector<GoldenPrompt> prompts = LoadGoldenFixture(base());
+  ForEachLayout(DType::kF32, [&](ModelRunner& runner) {
+    EXPECT_LE(CompareLogits(runner, prompts).worst(), kGoldenBoundF32);
+    EXPECT_EQ(CompareGreedy(runner, prompts, kGoldenBoundF32), 0);
+  });
+}
+
+TEST_P(GoldenRanksTest, InBf16TheDistributionIsTheirs) {
+  const std::vector<GoldenPrompt> prompts = LoadGoldenFixture(base());
+  ForEachLayout(DType::kBf16, [&](ModelRunner& runner) {
+    EXPECT_LE(CompareLogits(runner, prompts).worst_kl, kGoldenDivergenceBf16);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, GoldenRanksTest, ::testing::ValuesIn(kGoldenVariants),
                          [](const auto& param) { return GoldenTestName(param.param); });
 
 // What one run of a sequence leaves behind, by its bits.
@@ -358,6 +406,36 @@ TEST_P(ExactnessTest, ThreadsDoNotChangeABit) {
   const Trace one = RunSequence(*Load(1), tokens, {.chunk = 50});
   for (int32_t threads : {2, 3, 8}) {
     EXPECT_TRUE(RunSequence(*Load(threads), tokens, {.chunk = 50}) == one) << threads << " threads";
+  }
+}
+
+// The same promise for each of several ranks: sums over ranks have an order of their own.
+TEST(RanksExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
+  for (const ExactModel& model : kExactModels) {
+    SCOPED_TRACE(model.name);
+    std::vector<TokenId> tokens;
+    for (const GoldenPrompt& prompt : LoadGoldenFixture(model.fixture)) {
+      tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
+    }
+    tokens.resize(std::min<size_t>(tokens.size(), 90));
+    const auto total = static_cast<int32_t>(tokens.size());
+    auto runner = RankGroupRunner::Load({.model_dir = model.folder,
+                                         .compute_dtype = DType::kBf16,
+                                         .kv_dtype = DType::kBf16,
+                                         .kv_blocks = kKvBlocks * kMostGroups,
+                                         .max_step_rows = kMaxRows,
+                                         .max_step_logits = kMaxRows,
+                                         .threads = 1,
+                                         .layout = {.tp = 2, .dp = 1, .ep = 2}});
+    ASSERT_THAT(runner, IsOk());
+    const Trace whole = RunSequence(**runner, tokens, {.chunk = total});
+    for (const Schedule& schedule :
+         {Schedule{.chunk = 1, .decode = true}, Schedule{.chunk = 13, .companions = 3},
+          Schedule{.chunk = total, .companions = 6},
+          Schedule{.chunk = 1, .decode = true, .companions = 15}}) {
+      EXPECT_TRUE(RunSequence(**runner, tokens, schedule) == whole)
+          << "chunks of " << schedule.chunk << " with " << schedule.companions << " companions";
+    }
   }
 }
 

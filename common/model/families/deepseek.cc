@@ -88,15 +88,17 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
     q_name = "q_b_proj.weight";
   }
   weights.q = binder.TakeMatrix(attention + q_name, heads * spec.head_dim, q_in,
+                                MatrixPart::Rows(binder.shard().query_heads, spec.head_dim),
                                 HalfSplitEnds(spec.head_dim, spec.qk_rope_head_dim));
-  weights.kv_a = binder.TakeMatrix(attention + "kv_a_proj_with_mqa.weight", kv_width, hidden,
+  weights.kv_a = binder.TakeMatrix(attention + "kv_a_proj_with_mqa.weight", kv_width, hidden, {},
                                    HalfSplitEnds(kv_width, spec.qk_rope_head_dim));
   weights.kv_a_norm = binder.TakeVector(attention + "kv_a_layernorm.weight", latent);
   WeightBinder::SplitHeads kv_b = binder.TakeSplitHeads(
       attention + "kv_b_proj.weight", heads, spec.qk_nope_head_dim, spec.v_head_dim, latent);
   weights.k_up = std::move(kv_b.first_transposed);
   weights.v_up = std::move(kv_b.second);
-  weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, heads * spec.v_head_dim);
+  weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, heads * spec.v_head_dim,
+                                MatrixPart::Columns(binder.shard().query_heads, spec.v_head_dim));
 }
 
 void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {

@@ -32,18 +32,23 @@ void BindExpertBiases(const ModelSpec& spec, const std::string& experts, WeightB
       binder.TakeVectors(experts + "gate_up_proj_bias", spec.experts, 2 * intermediate);
   weights.down_biases = binder.TakeVectors(experts + "down_proj_bias", spec.experts, hidden);
   if (gate_up.empty() || weights.down_biases.empty() || weights.experts.empty()) return;
-  const int64_t packed = kernels::GateUpOutputs(intermediate);
-  weights.gate_up_biases.assign(static_cast<size_t>(spec.experts * packed), 0.0f);
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    const float* from = gate_up.data() + e * 2 * intermediate;  // Gate and up in turns.
-    float* to = weights.gate_up_biases.data() + e * packed;
-    for (int64_t i = 0; i < intermediate; ++i) {
+  const RankShard& shard = binder.shard();
+  const ShardRange& columns = shard.expert_columns;
+  const int64_t packed = kernels::GateUpOutputs(columns.size());
+  weights.gate_up_biases.assign(weights.experts.size() * static_cast<size_t>(packed), 0.0f);
+  for (int64_t e = shard.experts.begin; e < shard.experts.end; ++e) {
+    // Gate and up in turns.
+    const float* from = gate_up.data() + (e * intermediate + columns.begin) * 2;
+    const int64_t own = e - shard.experts.begin;
+    float* to = weights.gate_up_biases.data() + own * packed;
+    for (int64_t i = 0; i < columns.size(); ++i) {
       to[kernels::GateOutput(i)] = from[2 * i];
       to[kernels::GateOutput(i) + kernels::kGateOutputsPerPanel] = from[2 * i + 1];
     }
-    kernels::ExpertWeights& expert = weights.experts[static_cast<size_t>(e)];
+    kernels::ExpertWeights& expert = weights.experts[static_cast<size_t>(own)];
     expert.gate_up_bias = to;
-    expert.down_bias = weights.down_biases.data() + e * hidden;
+    // Added once, by one of the ranks that share the expert.
+    if (columns.begin == 0) expert.down_bias = weights.down_biases.data() + e * hidden;
   }
 }
 
@@ -54,7 +59,8 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
         const std::string router = prefix + "mlp.router.";
         const std::string experts = prefix + "mlp.experts.";
         BindAttention(spec, prefix, binder, layer);
-        layer.attention.sinks = binder.TakeVector(prefix + "self_attn.sinks", spec.query_heads);
+        layer.attention.sinks = binder.TakeVectorPart(prefix + "self_attn.sinks", spec.query_heads,
+                                                      binder.shard().query_heads);
         feed_forward.router = binder.TakeMatrix(router + "weight", spec.experts, spec.hidden_size);
         feed_forward.router_bias = binder.TakeVector(router + "bias", spec.experts);
         const std::string gate_up = experts + "gate_up_proj";

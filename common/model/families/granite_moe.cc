@@ -50,9 +50,9 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
                                  spec.experts, hidden, spec.expert_intermediate_size);
         if (spec.shared_intermediate_size > 0) {
           const std::string shared = prefix + "shared_mlp.";
-          feed_forward.shared =
-              binder.TakeFusedMlp(shared + "input_linear.weight", shared + "output_linear.weight",
-                                  hidden, spec.shared_intermediate_size);
+          feed_forward.shared = binder.TakeFusedMlp(
+              shared + "input_linear.weight", shared + "output_linear.weight", hidden,
+              spec.shared_intermediate_size, binder.shard().shared_columns);
         }
       });
 }

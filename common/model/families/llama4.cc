@@ -84,24 +84,26 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
 }
 
 void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
-  BindDecoder(spec, binder, weights,
-              [&](FeedForwardKind kind, const std::string& prefix, LayerWeights& layer) {
-                FeedForwardWeights& feed_forward = layer.feed_forward;
-                const std::string mlp = prefix + "feed_forward.";
-                BindAttention(spec, prefix, binder, layer);
-                if (kind == FeedForwardKind::kDense) {
-                  feed_forward.experts.push_back(
-                      binder.TakeMlp(mlp, spec.hidden_size, spec.dense_intermediate_size));
-                  return;
-                }
-                feed_forward.router =
-                    binder.TakeMatrix(mlp + "router.weight", spec.experts, spec.hidden_size);
-                feed_forward.experts = binder.TakeTransposedMlps(
-                    mlp + "experts.gate_up_proj", mlp + "experts.down_proj", spec.experts,
-                    spec.hidden_size, spec.expert_intermediate_size, /*interleaved=*/false);
-                feed_forward.shared = binder.TakeMlp(mlp + "shared_expert.", spec.hidden_size,
-                                                     spec.shared_intermediate_size);
-              });
+  BindDecoder(
+      spec, binder, weights,
+      [&](FeedForwardKind kind, const std::string& prefix, LayerWeights& layer) {
+        FeedForwardWeights& feed_forward = layer.feed_forward;
+        const std::string mlp = prefix + "feed_forward.";
+        BindAttention(spec, prefix, binder, layer);
+        if (kind == FeedForwardKind::kDense) {
+          feed_forward.experts.push_back(binder.TakeMlp(
+              mlp, spec.hidden_size, spec.dense_intermediate_size, binder.shard().dense_columns));
+          return;
+        }
+        feed_forward.router =
+            binder.TakeMatrix(mlp + "router.weight", spec.experts, spec.hidden_size);
+        feed_forward.experts = binder.TakeTransposedMlps(
+            mlp + "experts.gate_up_proj", mlp + "experts.down_proj", spec.experts, spec.hidden_size,
+            spec.expert_intermediate_size, /*interleaved=*/false);
+        feed_forward.shared =
+            binder.TakeMlp(mlp + "shared_expert.", spec.hidden_size, spec.shared_intermediate_size,
+                           binder.shard().shared_columns);
+      });
 }
 
 // In a checkpoint of the multimodal model.

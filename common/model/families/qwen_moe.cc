@@ -60,8 +60,9 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
                 }
                 BindExperts(spec, mlp, "gate", {}, binder, feed_forward);
                 if (spec.shared_intermediate_size == 0) return;
-                feed_forward.shared = binder.TakeMlp(mlp + "shared_expert.", spec.hidden_size,
-                                                     spec.shared_intermediate_size);
+                feed_forward.shared =
+                    binder.TakeMlp(mlp + "shared_expert.", spec.hidden_size,
+                                   spec.shared_intermediate_size, binder.shard().shared_columns);
                 feed_forward.shared_gate =
                     binder.TakeMatrix(mlp + "shared_expert_gate.weight", 1, spec.hidden_size);
               });

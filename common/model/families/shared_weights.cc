@@ -9,14 +9,16 @@ namespace lynx::model {
 void BindDecoder(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights,
                  const std::function<void(FeedForwardKind kind, const std::string& prefix,
                                           LayerWeights& layer)>& bind_layer) {
+  const MatrixPart vocabulary = MatrixPart::Rows(binder.shard().vocabulary);
   weights.embedding =
-      binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size);
+      binder.TakeMatrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size, vocabulary);
   weights.final_norm = binder.TakeVector("model.norm.weight", spec.hidden_size);
   if (spec.tied_embeddings) {
     weights.head = weights.embedding;
     binder.Ignore("lm_head.weight");
   } else {
-    weights.head = binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size);
+    weights.head =
+        binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size, vocabulary);
   }
   for (int32_t i = 0; i < spec.layers; ++i) {
     bind_layer(spec.feed_forward[static_cast<size_t>(i)], absl::StrCat("model.layers.", i, "."),
@@ -30,6 +32,8 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
   const int64_t q_width = int64_t{spec.query_heads} * spec.head_dim;
   const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
   const std::string attention = prefix + "self_attn.";
+  const ShardRange& query_heads = binder.shard().query_heads;
+  const ShardRange& kv_heads = binder.shard().kv_heads;
   AttentionWeights& weights = layer.attention;
   weights.input_norm = binder.TakeVector(prefix + "input_layernorm.weight", hidden);
   layer.feed_forward.input_norm =
@@ -38,30 +42,36 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
     return spec.neighbour_rope ? HalfSplitHeads(std::move(rows), spec.head_dim, spec.rotary_dim)
                                : rows;
   };
-  weights.q = binder.TakeMatrix(attention + "q_proj.weight", q_width, hidden, arrange);
-  weights.k = binder.TakeMatrix(attention + "k_proj.weight", kv_width, hidden, arrange);
-  weights.v = binder.TakeMatrix(attention + "v_proj.weight", kv_width, hidden);
-  weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, q_width);
+  const MatrixPart queries = MatrixPart::Rows(query_heads, spec.head_dim);
+  const MatrixPart keys = MatrixPart::Rows(kv_heads, spec.head_dim);
+  weights.q = binder.TakeMatrix(attention + "q_proj.weight", q_width, hidden, queries, arrange);
+  weights.k = binder.TakeMatrix(attention + "k_proj.weight", kv_width, hidden, keys, arrange);
+  weights.v = binder.TakeMatrix(attention + "v_proj.weight", kv_width, hidden, keys);
+  weights.o = binder.TakeMatrix(attention + "o_proj.weight", hidden, q_width,
+                                MatrixPart::Columns(query_heads, spec.head_dim));
+  const auto of_heads = [&](const char* name, int64_t width, const ShardRange& heads) {
+    return binder.TakeVectorPart(attention + name, width, heads, spec.head_dim);
+  };
   if (spec.qkv_bias) {
-    weights.q_bias = binder.TakeVector(attention + "q_proj.bias", q_width);
-    weights.k_bias = binder.TakeVector(attention + "k_proj.bias", kv_width);
-    weights.v_bias = binder.TakeVector(attention + "v_proj.bias", kv_width);
+    weights.q_bias = of_heads("q_proj.bias", q_width, query_heads);
+    weights.k_bias = of_heads("k_proj.bias", kv_width, kv_heads);
+    weights.v_bias = of_heads("v_proj.bias", kv_width, kv_heads);
   }
   if (spec.output_bias) weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
-  if (spec.query_key_norm == QueryKeyNorm::kPerHead ||
-      spec.query_key_norm == QueryKeyNorm::kWholeVector) {
-    const bool per_head = spec.query_key_norm == QueryKeyNorm::kPerHead;
-    weights.q_norm =
-        binder.TakeVector(attention + "q_norm.weight", per_head ? spec.head_dim : q_width);
-    weights.k_norm =
-        binder.TakeVector(attention + "k_norm.weight", per_head ? spec.head_dim : kv_width);
+  if (spec.query_key_norm == QueryKeyNorm::kPerHead) {
+    weights.q_norm = binder.TakeVector(attention + "q_norm.weight", spec.head_dim);
+    weights.k_norm = binder.TakeVector(attention + "k_norm.weight", spec.head_dim);
+  } else if (spec.query_key_norm == QueryKeyNorm::kWholeVector) {
+    weights.q_norm = of_heads("q_norm.weight", q_width, query_heads);
+    weights.k_norm = of_heads("k_norm.weight", kv_width, kv_heads);
   }
 }
 
 void BindDenseMlp(const ModelSpec& spec, const std::string& prefix, WeightBinder& binder,
                   FeedForwardWeights& weights) {
-  weights.experts.push_back(
-      binder.TakeMlp(prefix + "mlp.", spec.hidden_size, spec.dense_intermediate_size));
+  weights.experts.push_back(binder.TakeMlp(prefix + "mlp.", spec.hidden_size,
+                                           spec.dense_intermediate_size,
+                                           binder.shard().dense_columns));
 }
 
 void BindExperts(const ModelSpec& spec, const std::string& prefix, const char* router,
@@ -74,15 +84,20 @@ void BindExperts(const ModelSpec& spec, const std::string& prefix, const char* r
                                            spec.hidden_size, spec.expert_intermediate_size);
     return;
   }
+  const RankShard& shard = binder.shard();
   for (int32_t e = 0; e < spec.experts; ++e) {
-    weights.experts.push_back(binder.TakeMlp(absl::StrCat(prefix, "experts.", e, "."),
-                                             spec.hidden_size, spec.expert_intermediate_size,
-                                             names));
+    const bool own = e >= shard.experts.begin && e < shard.experts.end;
+    const kernels::ExpertWeights taken = binder.TakeMlp(
+        absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size, spec.expert_intermediate_size,
+        own ? shard.expert_columns : ShardRange{}, names);
+    if (!own) continue;
+    weights.experts.push_back(taken);
     const kernels::ExpertWeights& first = weights.experts.front();
     const kernels::ExpertWeights& last = weights.experts.back();
     if (last.gate_up.out == 0 || first.gate_up.out == 0) continue;  // Refused already.
     if (last.gate_up.dtype != first.gate_up.dtype || last.down.dtype != first.down.dtype) {
-      binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.0"));
+      binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.",
+                                 shard.experts.begin));
     }
   }
 }
@@ -99,8 +114,8 @@ void BindDeepseekFeedForward(const ModelSpec& spec, FeedForwardKind kind, const 
     weights.ranking_bias = binder.TakeVector(mlp + "gate.e_score_correction_bias", spec.experts);
   }
   if (spec.shared_intermediate_size > 0) {
-    weights.shared =
-        binder.TakeMlp(mlp + "shared_experts.", spec.hidden_size, spec.shared_intermediate_size);
+    weights.shared = binder.TakeMlp(mlp + "shared_experts.", spec.hidden_size,
+                                    spec.shared_intermediate_size, binder.shard().shared_columns);
   }
 }
 

@@ -381,6 +381,29 @@ TEST_P(ExpertFfnTest, CountsEachActiveExpertOnce) {
             2 * (PackedBytes(2 * 32, 40, DType::kBf16) + PackedBytes(40, 24, DType::kBf16)));
 }
 
+TEST_P(ExpertFfnTest, ExpertsThatOthersComputeAddNothing) {
+  const Layer layer(40, 24, /*expert_count=*/5, DType::kBf16);
+  Rows zero(layer, 30, /*k=*/3);
+  Rows none = zero;
+  for (size_t i = 0; i < none.ids.size(); ++i) {
+    // All of row 0, and none of row 1.
+    if (i >= 3 && (i < 6 || i % 4 != 0)) continue;
+    zero.weights[i] = 0;
+    none.ids[i] = kNoExpert;
+  }
+  for (DType x_dtype : kXTypes) {
+    const auto got = Apply(layer, none, x_dtype, GetParam());
+    EXPECT_EQ(got, Apply(layer, zero, x_dtype, GetParam()));
+    EXPECT_TRUE(std::equal(got.begin(), got.begin() + layer.hidden, none.y.begin()));
+  }
+  std::fill(none.ids.begin(), none.ids.end(), kNoExpert);
+  std::atomic<int64_t> bytes = 0;
+  ExecContext ctx = GetParam();
+  ctx.streamed_bytes = &bytes;
+  EXPECT_EQ(Apply(layer, none, DType::kBf16, ctx), none.y);
+  EXPECT_EQ(bytes.load(), 0);
+}
+
 TEST_P(ExpertFfnTest, RefusesWhatItCannotRun) {
   const Layer layer(4, 4, 2, DType::kF32);
   const std::vector<float> x(64), weights(2, 1.0f);
@@ -403,8 +426,10 @@ TEST_P(ExpertFfnTest, RefusesWhatItCannotRun) {
     return ExpertFfn(args, workspace, GetParam()).code();
   };
   EXPECT_EQ(code(good), absl::StatusCode::kOk);
-  ids[1] = 2;
-  EXPECT_EQ(code(good), absl::StatusCode::kInvalidArgument);
+  for (const int32_t id : {2, -2}) {
+    ids[1] = id;
+    EXPECT_EQ(code(good), absl::StatusCode::kInvalidArgument);
+  }
   ids[1] = 1;
   ExpertFfnArgs bad = good;
   bad.intermediate = 3;  // Not that of the experts.

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/collective/communicator.h"
+
+namespace lynx::model {
+
+// Adds up what each rank contributes to the residual stream, which all ranks hold alike. A single
+// rank writes to it directly. One call at a time.
+class RankSum {
+ public:
+  // `ranks` may be null: there is one; outlives this.
+  RankSum(collective::Communicator* ranks, int64_t max_rows, int64_t hidden);
+
+  bool alone() const { return ranks_ == nullptr; }
+  // Contributes what is to be added once.
+  bool first() const { return alone() || ranks_->rank() == 0; }
+
+  // Where this rank adds its part of `rows` rows: `hidden` itself, or zeros.
+  float* Begin(float* hidden, int64_t rows);
+  // Adds what all ranks wrote there to `hidden`. Fails as the communicator does.
+  absl::Status End(float* hidden, int64_t rows);
+
+  // Of other values, in place.
+  absl::Status Add(std::span<float> values);
+
+ private:
+  collective::Communicator* const ranks_;
+  const int64_t width_;
+  std::vector<float> part_;  // [max_rows, width]; empty for a single rank
+};
+
+}  // namespace lynx::model
