@@ -1,6 +1,10 @@
 #include "common/transfer/checksum.h"
 
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // The widest instruction set of the machine; the values are the same.
+#else
 #include <xxhash.h>
+#endif
 
 namespace lynx::transfer {
 

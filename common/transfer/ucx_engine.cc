@@ -35,9 +35,11 @@ namespace {
 constexpr unsigned kAmId = 1;
 // Up to here the payload travels with its header; larger ones are offered first.
 constexpr size_t kInlineBytes = 8192;
-constexpr size_t kChunkBytes = 64 << 10;
+// With 64 KiB the system calls and wake-ups over TCP cost as much as the copies.
+constexpr size_t kChunkBytes = 256 << 10;
+constexpr const char* kSegment = "264k";  // UCX's buffer for a chunk with its headers.
 // Chunks of one connection that UCX holds at a time.
-constexpr int kMaxChunks = 32;
+constexpr int kMaxChunks = 8;
 constexpr size_t kMaxLinks = 1024;
 // Of messages that wait for the receiver's loop, per connection. Larger payloads are not here
 // but still at the sender, so only a peer that floods us with small messages comes this far.
@@ -309,10 +311,10 @@ absl::Status UcxWorker::Init() {
   // A chunk then is one message of the transport. The environment has the last word.
   if (options_.reports_dead_peers) {
     for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
-      if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, "72k");
+      if (std::getenv(absl::StrCat("UCX_TCP_", name).c_str()) == nullptr) set(name, kSegment);
     }
   } else {
-    set("SEG_SIZE", "72k");  // Of shared memory.
+    set("SEG_SIZE", kSegment);  // Of shared memory.
   }
   // Not every transport has those two, and UCX would say so on standard output.
   set("WARN_INVALID_CONFIG", "n");

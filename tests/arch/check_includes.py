@@ -27,6 +27,7 @@ PACKAGES = {
     "ucs": "ucx",
     "uct": "ucx",
     "xxhash.h": "xxhash",
+    "xxh_x86dispatch.h": "xxhash",
     "gloo": "gloo",
     "nccl.h": "nccl",
     "cuda_runtime.h": "cuda",

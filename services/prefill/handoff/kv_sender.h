@@ -48,8 +48,10 @@ class KvSender final : private transfer::TransferEngine::Receiver {
     // How long sends of a hand-off that is over may take before its connection is force-closed,
     // which fails every other hand-off on it.
     absl::Duration drain_timeout = absl::Seconds(1);
-    int64_t max_bytes_in_flight = int64_t{64} << 20;  // Per peer; its credit may be lower.
-    int64_t max_message_bytes = int64_t{4} << 20;     // At least one block goes into a message.
+    // Per peer; its credit may be lower. Small enough for staging to stay in caches, and more than
+    // a network holds between two nodes.
+    int64_t max_bytes_in_flight = int64_t{16} << 20;
+    int64_t max_message_bytes = int64_t{1} << 20;  // At least one block goes into a message.
     size_t max_handoffs = 4096;
     size_t max_peers = 256;
   };
