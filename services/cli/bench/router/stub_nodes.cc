@@ -197,7 +197,9 @@ class StubNodes::Prefill final : private node::NodeControl::Delegate {
 absl::StatusOr<std::unique_ptr<StubNodes>> StubNodes::Start(const Options& options,
                                                             TokenTimes& times) {
   std::unique_ptr<StubNodes> nodes(new StubNodes(options, times));
-  const rpc::ZmqChannel::Options bound = {.bind = "127.0.0.1:0"};
+  // All streams begin at once, and end at once.
+  const rpc::ZmqChannel::Options bound = {
+      .bind = "127.0.0.1:0", .max_queued = 4096 + 2 * static_cast<size_t>(options.streams)};
   LYNX_ASSIGN_OR_RETURN(auto decode,
                         rpc::ZmqChannel::Create(bound, nodes->loop_, nodes->registry_));
   LYNX_ASSIGN_OR_RETURN(auto prefill,
