@@ -160,7 +160,28 @@ struct Shared {
   std::list<Connection*> reserved;  // Oldest first.
   uint64_t body_bytes = 0;          // Of all bodies being received.
   std::array<char, kReadBytes> read_buffer;
+
+  // Has the connection send what its exchange has; soon, or when the thread's batch ends. Any
+  // thread.
+  void Flush(std::shared_ptr<Connection> connection) LYNX_EXCLUDES(flush_mu);
+  // Of a batch that has ended.
+  void FlushWaiting() LYNX_EXCLUDES(flush_mu);
+
+ private:
+  void PostFlush() LYNX_REQUIRES(flush_mu);
+  void FlushAll() LYNX_EXCLUDES(flush_mu);
+
+  Mutex flush_mu;
+  bool flush_posted LYNX_GUARDED_BY(flush_mu) = false;
+  std::vector<std::shared_ptr<Connection>> to_flush LYNX_GUARDED_BY(flush_mu);
 };
+
+// The batches that the thread is in, and the servers that wait for their end.
+struct ThreadBatch {
+  int depth = 0;
+  std::vector<Shared*> waiting;
+};
+thread_local ThreadBatch thread_batch;
 
 // One request and its response, shared by the connection (server's thread) and the writer (any
 // thread). It knows its connection exactly as long as that is open and serving this request.
@@ -320,6 +341,34 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::list<Connection*>::iterator reserved_place_;
 };
 
+void Shared::Flush(std::shared_ptr<Connection> connection) {
+  MutexLock lock(flush_mu);
+  to_flush.push_back(std::move(connection));
+  if (thread_batch.depth == 0) return PostFlush();
+  std::vector<Shared*>& waiting = thread_batch.waiting;
+  if (std::find(waiting.begin(), waiting.end(), this) == waiting.end()) waiting.push_back(this);
+}
+
+void Shared::FlushWaiting() {
+  MutexLock lock(flush_mu);
+  if (!to_flush.empty()) PostFlush();
+}
+
+void Shared::PostFlush() {
+  if (std::exchange(flush_posted, true)) return;
+  asio::post(io, [this] { FlushAll(); });
+}
+
+void Shared::FlushAll() {
+  std::vector<std::shared_ptr<Connection>> connections_to_flush;
+  {
+    MutexLock lock(flush_mu);
+    flush_posted = false;
+    connections_to_flush.swap(to_flush);
+  }
+  for (const auto& connection : connections_to_flush) connection->Pump();
+}
+
 absl::Status Exchange::Require(State state) const {
   if (state_ == State::kGone) return absl::CancelledError("the client has left");
   if (state_ != state) {
@@ -331,7 +380,7 @@ absl::Status Exchange::Require(State state) const {
 void Exchange::PostFlush() {
   if (flush_posted_) return;
   flush_posted_ = true;
-  asio::post(shared_.io, [connection = connection_] { connection->Pump(); });
+  shared_.Flush(connection_);
 }
 
 absl::Status Exchange::Send(HttpResponse response) {
@@ -899,11 +948,14 @@ void HttpServer::Impl::ArmTick() {
 void HttpServer::Impl::OnTick() {
   const SteadyTime now = Now();
   const bool draining = shared_.draining.load();
-  for (const auto& connection : Connections()) {
+  // A copy of thousands of pointers, as elsewhere, would hold up streams. A connection closes, and
+  // so removes, none but itself here.
+  for (auto it = shared_.connections.begin(); it != shared_.connections.end();) {
+    Connection& connection = *(it++)->first;
     if (draining && now >= drain_deadline_) {
-      connection->Close(/*reset=*/false);
+      connection.Close(/*reset=*/false);
     } else {
-      connection->OnTick(now);
+      connection.OnTick(now);
     }
   }
   if (draining && shared_.connections.empty()) return;
@@ -938,6 +990,13 @@ void HttpServer::Impl::Stop(absl::Duration drain) {
   LYNX_CHECK(thread_.get_id() != std::this_thread::get_id());
   asio::post(shared_.io, [this, drain] { BeginDrain(drain); });
   thread_.join();
+}
+
+WriteBatch::WriteBatch() { ++thread_batch.depth; }
+
+WriteBatch::~WriteBatch() {
+  if (--thread_batch.depth > 0) return;
+  for (Shared* shared : std::exchange(thread_batch.waiting, {})) shared->FlushWaiting();
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -59,6 +59,18 @@ class ResponseWriter {
   virtual void OnClosed(std::function<void()> closed) = 0;
 };
 
+// While one lives, what its thread writes to responses may wait until it (of several within one
+// another, the outermost) is destroyed: tokens of many streams then cost the server one wake-up,
+// not one each. Everything else about a write is as without it. A server whose responses are
+// written outlives the batch.
+class WriteBatch {
+ public:
+  WriteBatch();
+  ~WriteBatch();
+  WriteBatch(const WriteBatch&) = delete;
+  WriteBatch& operator=(const WriteBatch&) = delete;
+};
+
 // Answers requests. Methods run on the server's thread, for all connections: they must not block,
 // and hand real work to another thread. Outlives the server's Stop().
 class RequestHandler {

@@ -142,6 +142,23 @@ absl::StatusOr<std::unique_ptr<http::HttpServer>> Listen(const RouterConfig& con
   return http::HttpServer::Create(options, handler);
 }
 
+// Streams whose tokens came in one message go out together.
+class BatchedWrites final : public NodeRegistry::Listener {
+ public:
+  explicit BatchedWrites(NodeRegistry::Listener& to) : to_(to) {}
+
+  void OnNodeGone(NodeId id, const std::string& why) override { to_.OnNodeGone(id, why); }
+  void OnNodeStatus(NodeId id) override { to_.OnNodeStatus(id); }
+  void OnNodeMessage(NodeId id, proto::Envelope& envelope) override {
+    const http::WriteBatch batch;
+    to_.OnNodeMessage(id, envelope);
+  }
+  void ListSequences(NodeId id, proto::Ping& ping) override { to_.ListSequences(id, ping); }
+
+ private:
+  NodeRegistry::Listener& to_;
+};
+
 // Runs something on the loop again and again, until destroyed on the loop or with it stopped.
 class Repeated {
  public:
@@ -211,6 +228,8 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
                                                   MakePlacement(config.placement, incarnation),
                                                   metrics, &RandomId);
 
+  BatchedWrites listener(*service);
+
   FrontOptions front;
   front.limits = model.limits;
   front.system_fingerprint = absl::StrCat("lynx-", config.served_model_names.front());
@@ -250,7 +269,7 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   // From here on nothing fails: what runs on the loop is taken down on the loop.
   std::unique_ptr<Repeated> readiness;
   loop.RunAndWait([&] {
-    nodes->Start(*service);
+    nodes->Start(listener);
     readiness = std::make_unique<Repeated>(loop, absl::Milliseconds(50), [&] {
       const ClusterView view = service->View();
       if (view.ready) {

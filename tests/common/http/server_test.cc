@@ -213,6 +213,35 @@ TEST_F(HttpServerTest, AStreamArrivesPieceByPiece) {
   EXPECT_THAT(client.ReadResponse(), StartsWith("HTTP/1.1 200"));
 }
 
+TEST_F(HttpServerTest, WritesOfABatchGoOutWhenItEnds) {
+  StartServer();
+  RawClient clients[2] = {ConnectAndSend("GET /a HTTP/1.1\r\nHost: h\r\n\r\n"), Connect()};
+  Call first = NextCall();
+  ASSERT_TRUE(clients[1].Send("GET /b HTTP/1.1\r\nHost: h\r\n\r\n"));
+  Call second = NextCall();
+  for (int round = 0; round < 3; ++round) {
+    {
+      const WriteBatch outer;
+      {
+        const WriteBatch inner;
+        if (round == 0) {
+          EXPECT_THAT(first.writer->StartStream(200, {}), IsOk());
+          EXPECT_THAT(second.writer->StartStream(200, {}), IsOk());
+        }
+        EXPECT_THAT(first.writer->Write("one"), IsOk());
+      }
+      if (round == 1) {
+        EXPECT_TRUE(Alive()) << "others' answers do not wait";
+      }
+      EXPECT_THAT(second.writer->Write("two"), IsOk());
+    }
+    EXPECT_THAT(clients[0].ReadUntil("one\r\n"), EndsWith("one\r\n"));
+    EXPECT_THAT(clients[1].ReadUntil("two\r\n"), EndsWith("two\r\n"));
+  }
+  EXPECT_THAT(first.writer->End(), IsOk());
+  EXPECT_THAT(clients[0].ReadUntil("0\r\n\r\n"), EndsWith("0\r\n\r\n")) << "without a batch";
+}
+
 TEST_F(HttpServerTest, OldClientsGetAStreamThatEndsWithTheConnection) {
   StartServer();
   RawClient client = ConnectAndSend("GET /hold HTTP/1.0\r\n\r\n");
