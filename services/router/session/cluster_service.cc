@@ -252,17 +252,16 @@ void ClusterService::OnSequence(NodeId from, uint64_t wire_id, bool cancel_unkno
     if (cancel_unknown) SendCancel(from, wire_id, "unknown to the router");
     return;
   }
-  const SequenceId id = wire->second;
-  Apply(id, handle(entries_.at(id)->session));
+  const auto [id, entry] = wire->second;
+  Apply(id, *entry, handle(entry->session));
 }
 
-void ClusterService::Apply(SequenceId id, Effects effects) {
-  Entry* entry = entries_.at(id).get();
+void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
   if (effects.ignored) {
     metrics_.ignored_unexpected.Increment();
     return;
   }
-  const SequenceRequest& request = entry->session.request();
+  const SequenceRequest& request = entry.session.request();
   for (const Effects::Message& cancel : effects.cancels) {
     SendCancel(cancel.node, cancel.wire_id, "given up by the router");
   }
@@ -274,11 +273,11 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
   }
   if (effects.gave_up.has_value()) metrics_.StageTook(Stage::kGivenUp, *effects.gave_up);
   if (effects.requeue) {
-    admission_.Requeue(entry->ticket, id);
+    admission_.Requeue(entry.ticket, id);
     SchedulePump();
   }
-  Measure(*entry);
-  Settle(id, *entry);
+  Measure(entry);
+  Settle(id, entry);
   UpdateGauges();
   if (effects.place_prefill) {
     PlacePrefill(id);
@@ -287,16 +286,15 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
 
   // Everything is consistent from here on, as a sink may call back into this object.
   if (effects.first.has_value()) {
-    entry->sink.OnFirstToken(*effects.first);
+    entry.sink.OnFirstToken(*effects.first);
     if (!entries_.contains(id)) return;
   }
   if (!effects.tokens.empty()) {
-    entry->sink.OnTokens(effects.tokens);
-    if (!entries_.contains(id)) return;
+    entry.sink.OnTokens(effects.tokens);
   }
-  if (!effects.end.has_value()) return;
+  if (!effects.end.has_value() || !entries_.contains(id)) return;
   effects.end->retry_after = admission_.RetryAfter();
-  effects.end->work_begun = entry->session.work_begun();
+  effects.end->work_begun = entry.session.work_begun();
   if (effects.end->status.ok()) {
     metrics_.Ended(SequenceOutcome::kFinished);
   } else {
@@ -304,7 +302,7 @@ void ClusterService::Apply(SequenceId id, Effects effects) {
     telemetry::LogWarning("sequence failed", {{"request_id", request.request_id},
                                               {"status", effects.end->status.ToString()}});
   }
-  SequenceSink& sink = entry->sink;
+  SequenceSink& sink = entry.sink;
   Forget(id);
   sink.OnEnd(*effects.end);
 }
@@ -502,7 +500,9 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
   }
   if (entry.wire_id != session.wire_id()) {
     if (entry.wire_id != 0) wires_.erase(entry.wire_id);
-    if (session.wire_id() != 0) LYNX_CHECK(wires_.emplace(session.wire_id(), id).second);
+    if (session.wire_id() != 0) {
+      LYNX_CHECK(wires_.emplace(session.wire_id(), std::pair(id, &entry)).second);
+    }
     entry.wire_id = session.wire_id();
   }
   if (entry.charged_decode != 0 && entry.charged_decode != session.decode()) {

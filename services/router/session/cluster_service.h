@@ -90,7 +90,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   using Effects = SequenceSession::Effects;
 
   // Carries out `effects`; may call the sink, which may call anything here. `id` may be gone after.
-  void Apply(SequenceId id, Effects effects);
+  void Apply(SequenceId id, Effects effects) { Apply(id, *entries_.at(id), std::move(effects)); }
+  void Apply(SequenceId id, Entry& entry, Effects effects);
   void PlacePrefill(SequenceId id);
   PlacementRequest Placement(const Entry& entry) const;
   // From now to the first token of a sequence that came now, as far as nodes have told enough.
@@ -127,7 +128,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   AdmissionQueue admission_;
   LoadTracker loads_;
   std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
-  std::unordered_map<uint64_t, SequenceId> wires_;
+  std::unordered_map<uint64_t, std::pair<SequenceId, Entry*>> wires_;
   std::unordered_map<NodeId, std::set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;
   // Nodes that refused work for now: asked again after their next heartbeat, or when a sequence of
