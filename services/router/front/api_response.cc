@@ -179,6 +179,21 @@ std::string BuildChunk(const ResponseHead& head, const Choice& delta, bool first
   return Dump(json);
 }
 
+TextChunks::TextChunks(const ResponseHead& head, int index, bool with_usage) {
+  // Written as an escape, which the head may hold too, but nothing behind the text.
+  const Choice mark{.index = index, .text = "\x01", .logprobs = {}, .finish_reason = {}};
+  const std::string chunk = BuildChunk(head, mark, /*first=*/false, with_usage);
+  const std::string shown = Dump(mark.text);
+  const size_t at = chunk.rfind(shown);
+  LYNX_CHECK(at != std::string::npos);
+  before_ = chunk.substr(0, at);
+  after_ = chunk.substr(at + shown.size());
+}
+
+std::string TextChunks::Build(const std::string& text) const {
+  return absl::StrCat(before_, Dump(text), after_);
+}
+
 std::string BuildUsageChunk(const ResponseHead& head, const Usage& usage) {
   Json json = HeadJson(head, ChunkObject(head.api));
   json["choices"] = Json::array();

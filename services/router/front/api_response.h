@@ -65,6 +65,19 @@ std::string BuildResponse(const ResponseHead& head, std::span<const Choice> choi
 // One `data:` payload of a stream. `first` opens a chat choice with its role. `with_usage` adds
 // "usage": null, as OpenAI does when the client has asked for the usage chunk.
 std::string BuildChunk(const ResponseHead& head, const Choice& delta, bool first, bool with_usage);
+
+// BuildChunk for chunks of one choice that hold nothing but text, with most of their bytes made
+// once: a stream has one for each token.
+class TextChunks {
+ public:
+  TextChunks(const ResponseHead& head, int index, bool with_usage);
+  std::string Build(const std::string& text) const;  // Not empty.
+
+ private:
+  std::string before_;
+  std::string after_;
+};
+
 std::string BuildUsageChunk(const ResponseHead& head, const Usage& usage);
 
 std::string BuildError(const ApiError& error);

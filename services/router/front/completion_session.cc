@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,7 @@ class CompletionSession::ChoiceSink final : public SequenceSink {
   CompletionSession& session;
   const PreparedPrompt& prompt;
   Choice whole;  // The answer so far; only its index is used when streaming.
+  std::optional<TextChunks> text_chunks;  // Of a stream, from the first text on.
   ChoiceStream stream;
   SequenceId sequence = 0;
   bool live = false;    // The service knows the sink.
@@ -235,6 +237,13 @@ void CompletionSession::Emit(ChoiceSink& choice, ChoiceStream::Delta delta, Fini
     return;
   }
   auto add = [&](ChoiceStream::Delta part, FinishReason part_reason, bool first) {
+    if (!first && part_reason == FinishReason::kNone && part.logprobs.empty()) {
+      if (!choice.text_chunks.has_value()) {
+        choice.text_chunks.emplace(prepared_.head, choice.whole.index, request.include_usage);
+      }
+      output_ += http::FormatSseData(choice.text_chunks->Build(part.text));
+      return;
+    }
     Choice chunk{.index = choice.whole.index,
                  .text = std::move(part.text),
                  .logprobs = {},

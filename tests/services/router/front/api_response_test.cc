@@ -74,6 +74,21 @@ TEST(ApiResponseTest, TheFirstChunkOfAChatChoiceHasItsRoleAndTheLastItsReason) {
   EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
 }
 
+TEST(ApiResponseTest, TextChunksAreWhatBuildChunkMakes) {
+  for (Api api : {Api::kChat, Api::kCompletions}) {
+    for (bool with_usage : {false, true}) {
+      ResponseHead head = Head(api);
+      head.model = "odd \x01 \"model\" of \xff bytes";
+      const TextChunks chunks(head, 3, with_usage);
+      for (const std::string text : {"a", " \x01", "\"\\/\n\r\t", "\xf0\x9f\x98\x80",
+                                     "cut \xe2\x82", "\xff\xfe", "</script>\x7f", "data: x\n\n"}) {
+        const Choice choice{.index = 3, .text = text, .logprobs = {}};
+        EXPECT_EQ(chunks.Build(text), BuildChunk(head, choice, false, with_usage)) << text;
+      }
+    }
+  }
+}
+
 // API-1: a usage chunk without a `choices` key was refused by strict clients.
 TEST(ApiResponseTest, TheUsageChunkHasEmptyChoices) {
   for (Api api : {Api::kChat, Api::kCompletions}) {
