@@ -150,7 +150,7 @@ VARIANTS = {
             beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
     "granitemoe": dict(
-        type="granitemoe", head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
+        type="granitemoe", attention_bias=True, head_dim=DEFAULT, num_attention_heads=6, num_local_experts=5,
         num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.3,
         residual_multiplier=0.7, logits_scaling=3.0, tie_word_embeddings=True,
     ),
@@ -167,7 +167,7 @@ VARIANTS = {
     ),
     "llama-biased": dict(type="llama", attention_bias=True, tie_word_embeddings=True),
     "llama4": dict(
-        type="llama4_text", wrapped="llama4", max_position_embeddings=512, head_dim=12, num_local_experts=5, num_experts_per_tok=2,
+        type="llama4_text", wrapped="llama4", attention_bias=True, max_position_embeddings=512, head_dim=12, num_local_experts=5, num_experts_per_tok=2,
         intermediate_size=20, intermediate_size_mlp=44, num_hidden_layers=5,
         interleave_moe_layer_step=2, no_rope_layer_interval=3, attention_chunk_size=16,
         attn_temperature_tuning=True, floor_scale=8, attn_scale=0.3,

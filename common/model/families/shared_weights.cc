@@ -1,8 +1,11 @@
 #include "common/model/families/shared_weights.h"
 
+#include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/row_source.h"
 
 namespace lynx::model {
 
@@ -25,6 +28,23 @@ void BindDecoder(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weig
                weights.layers.emplace_back());
   }
 }
+
+namespace {
+
+// Those of whole heads, in the order in which `arrange` puts rows.
+template <typename Arrange>
+std::vector<float> Elements(const std::vector<float>& values, const Arrange& arrange) {
+  const RowSource rows =
+      arrange(PlainRows(reinterpret_cast<const std::byte*>(values.data()), DType::kF32,
+                        static_cast<int64_t>(values.size()), /*width=*/1));
+  std::vector<float> arranged;
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    arranged.push_back(*static_cast<const float*>(rows.read(i, /*scratch=*/nullptr)));
+  }
+  return arranged;
+}
+
+}  // namespace
 
 void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinder& binder,
                    LayerWeights& layer) {
@@ -53,11 +73,14 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
     return binder.TakeVectorPart(attention + name, width, heads, spec.head_dim);
   };
   if (spec.qkv_bias) {
-    weights.q_bias = of_heads("q_proj.bias", q_width, query_heads);
-    weights.k_bias = of_heads("k_proj.bias", kv_width, kv_heads);
+    weights.q_bias = Elements(of_heads("q_proj.bias", q_width, query_heads), arrange);
+    weights.k_bias = Elements(of_heads("k_proj.bias", kv_width, kv_heads), arrange);
     weights.v_bias = of_heads("v_proj.bias", kv_width, kv_heads);
   }
-  if (spec.output_bias) weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
+  if (spec.output_bias) {
+    weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
+    for (float& value : weights.o_bias) value *= spec.residual_multiplier;
+  }
   if (spec.query_key_norm == QueryKeyNorm::kPerHead) {
     weights.q_norm = binder.TakeVector(attention + "q_norm.weight", spec.head_dim);
     weights.k_norm = binder.TakeVector(attention + "k_norm.weight", spec.head_dim);
