@@ -40,6 +40,9 @@ constexpr int kReadsPerTurn = 4;
 // An output buffer that grew beyond this is given back once empty.
 constexpr size_t kKeptOutputBytes = 16 * 1024;
 constexpr int kListenBacklog = 4096;
+// Connections looked at in one go, and how often that may be.
+constexpr size_t kTicksAtOnce = 128;
+constexpr absl::Duration kShortestTick = absl::Milliseconds(5);
 // How far into the list of idle connections to look for one to close, and how long a new connection
 // may take for its first byte before it counts as idle: a burst must not push out its own members.
 constexpr int kEvictionCandidates = 16;
@@ -156,6 +159,7 @@ struct Shared {
   std::atomic<bool> draining = false;  // Thread-safe.
 
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections;
+  std::list<Connection*> ticked;    // All; the one whose last tick is longest ago first.
   std::list<Connection*> idle;      // Longest idle first; none of them reserved.
   std::list<Connection*> reserved;  // Oldest first.
   uint64_t body_bytes = 0;          // Of all bodies being received.
@@ -337,6 +341,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool served_ = false;  // At least one request.
   SteadyTime idle_since_;
   bool in_idle_list_ = false;
+  std::list<Connection*>::iterator ticked_place_;
   std::list<Connection*>::iterator idle_place_;
   std::list<Connection*>::iterator reserved_place_;
 };
@@ -513,6 +518,7 @@ void Exchange::Detach() {
 
 void Connection::Start() {
   shared_.connections.emplace(this, shared_from_this());
+  ticked_place_ = shared_.ticked.insert(shared_.ticked.end(), this);
   shared_.metrics.connections.Set(static_cast<double>(shared_.connections.size()));
   if (reserved_) reserved_place_ = shared_.reserved.insert(shared_.reserved.end(), this);
   EnterIdle();
@@ -791,6 +797,7 @@ void Connection::Close(bool reset) {
   LeaveIdle();
   if (reserved_) shared_.reserved.erase(reserved_place_);
   shared_.body_bytes -= accounted_body_bytes_;
+  shared_.ticked.erase(ticked_place_);
   shared_.connections.erase(this);
   shared_.metrics.connections.Set(static_cast<double>(shared_.connections.size()));
   if (exchange_ != nullptr) EndExchange();
@@ -837,6 +844,12 @@ class HttpServer::Impl {
   bool EvictIdle();
   void ArmTick();
   void OnTick();
+  // Every connection has its tick once a period, thousands of them in parts: all at once would hold
+  // up streams for milliseconds.
+  int64_t Slices() const {
+    return std::clamp<int64_t>(static_cast<int64_t>(shared_.ticked.size() / kTicksAtOnce), 1,
+                               tick_period_ / kShortestTick);
+  }
   void BeginDrain(absl::Duration drain);
   // Close() changes the map, so loops go over a copy.
   std::vector<std::shared_ptr<Connection>> Connections() const;
@@ -941,21 +954,24 @@ void HttpServer::Impl::Admit(tcp::socket socket) {
 
 void HttpServer::Impl::ArmTick() {
   // Draining is over when the last connection is: look often.
-  tick_.expires_after(ToChrono(shared_.draining.load() ? absl::Milliseconds(5) : tick_period_));
+  tick_.expires_after(
+      ToChrono(shared_.draining.load() ? absl::Milliseconds(5) : tick_period_ / Slices()));
   tick_.async_wait([this](const error_code&) { OnTick(); });
 }
 
 void HttpServer::Impl::OnTick() {
   const SteadyTime now = Now();
   const bool draining = shared_.draining.load();
-  // A copy of thousands of pointers, as elsewhere, would hold up streams. A connection closes, and
-  // so removes, none but itself here.
-  for (auto it = shared_.connections.begin(); it != shared_.connections.end();) {
-    Connection& connection = *(it++)->first;
+  std::list<Connection*>& ticked = shared_.ticked;
+  // Of those that are there now; a connection may close, and so remove, itself but no other.
+  for (size_t left = draining ? ticked.size() : ticked.size() / static_cast<size_t>(Slices()) + 1;
+       left > 0 && !ticked.empty(); --left) {
+    const std::shared_ptr<Connection> connection = ticked.front()->shared_from_this();
+    ticked.splice(ticked.end(), ticked, ticked.begin());
     if (draining && now >= drain_deadline_) {
-      connection.Close(/*reset=*/false);
+      connection->Close(/*reset=*/false);
     } else {
-      connection.OnTick(now);
+      connection->OnTick(now);
     }
   }
   if (draining && shared_.connections.empty()) return;
