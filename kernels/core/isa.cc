@@ -1,9 +1,13 @@
 #include "kernels/core/isa.h"
 
+#include <initializer_list>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "kernels/core/cpu_features.h"
 #endif
 
 namespace lynx::kernels {
@@ -39,32 +43,58 @@ bool RequestTiles() {
 #endif
 }
 
-Isa Detect() {
-  __builtin_cpu_init();
-  // Some features by hand: compilers disagree about their names.
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && f16c;
-  if (!avx2) return Isa::kPortable;
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (!avx512) return Isa::kAvx2;
-  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & (1u << 5)) == 0) {
-    return Isa::kAvx512;
+constexpr bool Has(uint32_t word, std::initializer_list<int> bits) {
+  for (const int bit : bits) {
+    if ((word >> bit & 1) == 0) return false;
   }
-  __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx);
-  constexpr unsigned kAmxBf16AndTile = (1u << 22) | (1u << 24);
-  const bool amx = (edx & kAmxBf16AndTile) == kAmxBf16AndTile && RequestTiles();
-  return amx ? Isa::kAmx : Isa::kAvx512Bf16;
+  return true;
+}
+
+internal::CpuFeatures ReadFeatures() {
+  internal::CpuFeatures features;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) features.leaf1_ecx = ecx;
+  if (__get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) != 0) features.extended1_ecx = ecx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) {
+    features.leaf7_ebx = ebx;
+    features.leaf7_edx = edx;
+  }
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) features.leaf7_1_eax = eax;
+  if (Has(features.leaf1_ecx, {27})) {  // OSXSAVE: the instruction is there.
+    uint32_t low = 0, high = 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    features.xcr0 = low;
+  }
+  return features;
 }
 
 }  // namespace
 
 Isa BestIsa() {
-  static const Isa best = Detect();
+  static const Isa best = [] {
+    const Isa widest = internal::WidestIsa(ReadFeatures());
+    return widest == Isa::kAmx && !RequestTiles() ? Isa::kAvx512Bf16 : widest;
+  }();
   return best;
+}
+
+// As kernels/CMakeLists.txt has them compiled: -march=x86-64-v3, -march=x86-64-v4 and options
+// beside them, each with the state that the system must save.
+Isa internal::WidestIsa(const CpuFeatures& cpu) {
+  const bool v3 = Has(cpu.leaf1_ecx, {0, 9, 13, 19, 20, 23}) &&  // SSE3, SSSE3, CMPXCHG16B, SSE4.1,
+                                                                 // SSE4.2, POPCNT
+                  Has(cpu.leaf1_ecx, {12, 22, 27, 28, 29}) &&    // FMA, MOVBE, OSXSAVE, AVX, F16C
+                  Has(cpu.extended1_ecx, {0, 5}) &&              // LAHF, LZCNT
+                  Has(cpu.leaf7_ebx, {3, 5, 8}) &&               // BMI1, AVX2, BMI2
+                  Has(cpu.xcr0, {1, 2});
+  if (!v3) return Isa::kPortable;
+  const bool v4 = Has(cpu.leaf7_ebx, {16, 17, 28, 30, 31}) &&  // AVX512F, DQ, CD, BW, VL
+                  Has(cpu.xcr0, {5, 6, 7});
+  if (!v4) return Isa::kAvx2;
+  if (!Has(cpu.leaf7_1_eax, {5})) return Isa::kAvx512;  // AVX512_BF16
+  const bool amx = Has(cpu.leaf7_edx, {22, 24}) &&      // AMX_BF16, AMX_TILE
+                   Has(cpu.xcr0, {17, 18});
+  return amx ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
 #else
