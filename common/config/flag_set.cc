@@ -303,8 +303,10 @@ void FlagSet::AddStrings(const std::string& name, std::vector<std::string>* fiel
   option.set = [field](const std::vector<std::string>& values) {
     field->clear();
     for (const std::string& value : values) {
-      for (absl::string_view part : absl::StrSplit(value, ',', absl::SkipEmpty())) {
+      if (value.empty()) continue;
+      for (const absl::string_view part : absl::StrSplit(value, ',')) {
         field->emplace_back(absl::StripAsciiWhitespace(part));
+        if (field->back().empty()) return absl::InvalidArgumentError("a list without empty items");
       }
     }
     return absl::OkStatus();

@@ -71,7 +71,7 @@ class FlagSet {
   // "4096", "64KiB", "1.5GiB", "2GB".
   void AddBytes(const std::string& name, int64_t* field, IntRange range, const std::string& help);
   // --name a --name b or --name a,b; commas split the environment's value too; an array in a file.
-  // A given list replaces the default.
+  // A given list replaces the default; an empty text is an empty list.
   void AddStrings(const std::string& name, std::vector<std::string>* field,
                   const std::string& help);
   void AddChoice(const std::string& name, std::string* field,

@@ -146,6 +146,8 @@ TEST_F(FlagSetTest, BadValuesAreErrorsThatNameOptionValueRangeAndSource) {
       {"--cache-bytes=5KiB", "--cache-bytes", "'5KiB'", "64MiB >= 1MiB"},
       {"--cache-bytes=-1", "--cache-bytes", "'-1'", ">= 1MiB"},
       {"--dtype=f64", "--dtype", "'f64'", "f32, bf16"},
+      {"--node=a,,b", "--node", "'a,,b'", "without empty items"},
+      {"--node=a,", "--node", "'a,'", "without empty items"},
   };
   for (const auto& c : kCases) {
     EXPECT_THAT(Parse({c.argument}), StatusIs(absl::StatusCode::kInvalidArgument,
