@@ -101,6 +101,11 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   if (!spec.has_moe()) {
     spec.experts = 0;
   } else if (spec.experts == 0) {
+    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+      if (config.Find(key) != nullptr) {
+        return config.Wrong(key, "above 0, as this family has experts");
+      }
+    }
     return absl::InvalidArgumentError(
         absl::StrCat(config.file(), ": this family has experts: one of the keys 'num_experts', ",
                      "'num_local_experts' and 'n_routed_experts' must be above 0"));

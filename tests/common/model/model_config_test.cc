@@ -248,6 +248,15 @@ TEST(ModelConfigTest, FamiliesOfExpertsAloneRefuseNone) {
   }
 }
 
+TEST(ModelConfigTest, NoExpertsAreNamedByTheirKey) {
+  for (const auto& [fixture, key] :
+       {std::pair{"olmoe", "num_experts"}, {"mixtral", "num_local_experts"}}) {
+    EXPECT_THAT(Parse(Changed(fixture, {{key, 0}})),
+                StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr("it is 0"),
+                                         HasSubstr(std::string("key '") + key + "' must be"))));
+  }
+}
+
 TEST(ModelConfigTest, TensorsAreOfABoundedNumber) {
   EXPECT_THAT(Parse(Changed("mixtral", {{"num_local_experts", 1 << 16}})), IsOk());
   EXPECT_THAT(Parse(Changed("mixtral", {{"num_local_experts", 100'000}})),
