@@ -80,6 +80,11 @@ int32_t BlockPool::free_blocks() const {
   return static_cast<int32_t>(free_.size()) + idle_;
 }
 
+int32_t BlockPool::cached_blocks() const {
+  MutexLock lock(mu_);
+  return idle_;
+}
+
 void BlockPool::Release(std::span<const BlockId> blocks) {
   MutexLock lock(mu_);
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {

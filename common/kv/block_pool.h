@@ -84,6 +84,8 @@ class BlockPool {
 
   // A snapshot: already stale when another thread acquires or releases.
   int32_t free_blocks() const LYNX_EXCLUDES(mu_);
+  // Of the free ones, those that a cache keeps. A snapshot, too.
+  int32_t cached_blocks() const LYNX_EXCLUDES(mu_);
   int32_t capacity_blocks() const { return capacity_blocks_; }
   const KvGroups& groups() const { return groups_; }
 

@@ -15,7 +15,8 @@ PrefixCache::~PrefixCache() {
   pool_.SetReclaimer(nullptr);
 }
 
-BlockTable PrefixCache::Find(PrefixHash root, std::span<const TokenId> tokens, bool lossy_too) {
+PrefixCache::Found PrefixCache::Find(PrefixHash root, std::span<const TokenId> tokens,
+                                     bool lossy_too) {
   std::vector<Node*> path;
   PrefixHash hash = root;
   // One token at least stays to be computed.
@@ -29,14 +30,20 @@ BlockTable PrefixCache::Find(PrefixHash root, std::span<const TokenId> tokens, b
   return Share(path);
 }
 
-BlockTable PrefixCache::Find(std::span<const PrefixHash> hashes, bool lossy_too) {
+PrefixCache::Found PrefixCache::Find(std::span<const PrefixHash> hashes, bool lossy_too) {
   std::vector<Node*> path;
   for (const PrefixHash hash : hashes) {
     Node* node = Next(hash, path.empty() ? nullptr : path.back(), lossy_too);
     if (node == nullptr) break;
     path.push_back(node);
   }
-  return Share(path);
+  Found found = Share(path);
+  const auto length = static_cast<size_t>(found.blocks.end_block());
+  found.tokens.reserve(length * kBlockTokens);
+  for (size_t i = 0; i < length; ++i) {
+    found.tokens.insert(found.tokens.end(), path[i]->tokens.begin(), path[i]->tokens.end());
+  }
+  return found;
 }
 
 PrefixCache::Node* PrefixCache::Next(PrefixHash hash, const Node* parent, bool lossy_too) const {
@@ -48,7 +55,7 @@ PrefixCache::Node* PrefixCache::Next(PrefixHash hash, const Node* parent, bool l
   return nullptr;
 }
 
-BlockTable PrefixCache::Share(std::span<Node* const> path) {
+PrefixCache::Found PrefixCache::Share(std::span<Node* const> path) {
   const KvGroups& groups = pool_.groups();
   const auto reaches = [&](size_t end) {
     for (int32_t g = 0; g < groups.count(); ++g) {
@@ -70,8 +77,13 @@ BlockTable PrefixCache::Share(std::span<Node* const> path) {
                                                       : path[i]->blocks[static_cast<size_t>(g)]);
     }
   }
-  for (Node* node : path.first(end)) Touch(*node);
-  return BlockTable::Shared(pool_, std::move(blocks));
+  Found found;
+  for (Node* node : path.first(end)) {
+    Touch(*node);
+    if (node->key.exact) found.exact_tokens += kBlockTokens;
+  }
+  found.blocks = BlockTable::Shared(pool_, std::move(blocks));
+  return found;
 }
 
 void PrefixCache::Keep(PrefixHash root, std::span<const TokenId> tokens, int32_t exact_tokens,

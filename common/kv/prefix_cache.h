@@ -35,11 +35,18 @@ class PrefixCache final : private BlockPool::Reclaimer {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The blocks of the longest prefix of `tokens` that is here, shared with the cache: read them,
-  // never write them. Empty: there is none. `lossy_too`: KV of lossy plans will do.
-  BlockTable Find(PrefixHash root, std::span<const TokenId> tokens, bool lossy_too);
-  // The same for a prompt known by its hashes; whoever acts on it compares the tokens, too.
-  BlockTable Find(std::span<const PrefixHash> hashes, bool lossy_too);
+  // The longest prefix that is here.
+  struct Found {
+    BlockTable blocks;         // Shared with the cache: read them, never write them. Empty: none.
+    int32_t exact_tokens = 0;  // Of its leading rows, those that no lossy plan has touched.
+    std::vector<TokenId> tokens;  // What it is the KV of; of a search by hashes only.
+  };
+
+  // Of `tokens`. `lossy_too`: KV of lossy plans will do.
+  Found Find(PrefixHash root, std::span<const TokenId> tokens, bool lossy_too);
+  // Of a prompt known by its hashes: it may be another one's, so compare Found::tokens before the
+  // blocks count as the prompt's.
+  Found Find(std::span<const PrefixHash> hashes, bool lossy_too);
 
   // Keeps the full blocks of `blocks`, the KV of `tokens`, of which rows before `exact_tokens` are
   // exact. Blocks already here stay as they are.
@@ -69,7 +76,7 @@ class PrefixCache final : private BlockPool::Reclaimer {
   void Reclaim(int64_t blocks) override;
   // The block of that hash behind `parent`, an exact one if there is.
   Node* Next(PrefixHash hash, const Node* parent, bool lossy_too) const;
-  BlockTable Share(std::span<Node* const> path);
+  Found Share(std::span<Node* const> path);
   void Touch(Node& node);
   void Forget(Node& node);  // One without children.
 

@@ -37,6 +37,8 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                "kv-memory");
   flags.AddInt("step-rows", &config.step_rows, {1, 65536},
                "most tokens a step computes: the size of a prompt's chunks");
+  flags.AddBool("prefix-cache", &config.prefix_cache,
+                "keep KV for later prompts that begin alike, in blocks otherwise free");
   flags.AddString(
       "ucx-tls", &config.ucx_tls,
       "UCX transports for KV; those without peer error handling need an operator's eye");

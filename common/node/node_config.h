@@ -29,6 +29,7 @@ struct NodeConfig {
   int64_t kv_memory_bytes = int64_t{1} << 30;
   int32_t kv_blocks = 0;
   int32_t step_rows = 512;
+  bool prefix_cache = true;
 
   std::string ucx_tls = "tcp";
   std::string ucx_net_devices;

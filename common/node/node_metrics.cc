@@ -46,6 +46,7 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       prompt_tokens_computed(PromptTokens(registry, model, "computed")),
       prompt_tokens_transferred(PromptTokens(registry, model, "transferred")),
       prompt_tokens_cached(PromptTokens(registry, model, "cached")),
+      prompt_tokens_held(PromptTokens(registry, model, "held")),
       output_tokens(registry.AddCounter("lynx_node_output_tokens_total", "Tokens sampled.",
                                         {{"model_name", model}})),
       preemptions(registry.AddCounter("lynx_node_preemptions_total",
@@ -63,6 +64,8 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       blocks_free_(Blocks(registry, "free")),
       blocks_used_(Blocks(registry, "used")),
       blocks_reserved_(Blocks(registry, "reserved")),
+      blocks_cached_(registry.AddGauge("lynx_kv_cached_blocks",
+                                       "Free blocks that hold KV for prompts that begin like it.")),
       capacity_(registry.AddGauge("lynx_kv_capacity_blocks", "KV blocks of the node.")),
       usage_(
           registry.AddGauge("lynx_kv_usage_ratio", "Share of the KV blocks in use or reserved.")),
@@ -97,6 +100,10 @@ void NodeMetrics::SetBlocks(int64_t free, int64_t used, int64_t reserved) {
   blocks_used_.Set(static_cast<double>(used));
   blocks_reserved_.Set(static_cast<double>(reserved));
   usage_.Set(static_cast<double>(used + reserved) / static_cast<double>(free + used + reserved));
+}
+
+void NodeMetrics::SetCachedBlocks(int64_t cached) {
+  blocks_cached_.Set(static_cast<double>(cached));
 }
 
 void NodeMetrics::SetCapacityBlocks(int64_t blocks) {

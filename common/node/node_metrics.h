@@ -23,6 +23,8 @@ class NodeMetrics {
   // Blocks free, in use by sequences, and reserved: on decode promised to hand-offs not yet
   // adopted, on prefill kept for hand-offs not yet ended.
   void SetBlocks(int64_t free, int64_t used, int64_t reserved);
+  // Of the free ones, those that hold KV for later prompts.
+  void SetCachedBlocks(int64_t cached);
   void SetCapacityBlocks(int64_t blocks);
 
   void OnStep(int64_t sequences, int64_t rows, double seconds);
@@ -33,6 +35,7 @@ class NodeMetrics {
   telemetry::Counter prompt_tokens_computed;
   telemetry::Counter prompt_tokens_transferred;
   telemetry::Counter prompt_tokens_cached;
+  telemetry::Counter prompt_tokens_held;
   telemetry::Counter output_tokens;
   telemetry::Counter preemptions;
   telemetry::Counter bad_logits;
@@ -44,6 +47,7 @@ class NodeMetrics {
   telemetry::Gauge blocks_free_;
   telemetry::Gauge blocks_used_;
   telemetry::Gauge blocks_reserved_;
+  telemetry::Gauge blocks_cached_;
   telemetry::Gauge capacity_;
   telemetry::Gauge usage_;
   telemetry::Gauge last_step_;

@@ -67,6 +67,9 @@ TransferMetrics::TransferMetrics(telemetry::Registry& registry, const std::strin
                                         {{"direction", direction}})),
       leases_expired_(registry.AddCounter("lynx_kv_transfer_leases_expired_total",
                                           "Hand-offs given up because their time was over.")),
+      prefix_mismatches_(registry.AddCounter(
+          "lynx_kv_transfer_prefix_mismatches_total",
+          "Hand-offs refused because the prefix held for them is of other tokens.")),
       handshake_(registry.AddHistogram("lynx_kv_transfer_handshake_duration_seconds",
                                        "Set-up of a connection, self-test included.",
                                        telemetry::kTransferSeconds)),

@@ -44,6 +44,8 @@ class TransferMetrics {
   void OnTransferEnd(const absl::Status& status, int64_t bytes, absl::Duration took);
   void OnDropped(Drop reason);
   void OnLeaseExpired() { leases_expired_.Increment(); }
+  // Blocks were shared by their hashes and hold other tokens.
+  void OnPrefixMismatch() { prefix_mismatches_.Increment(); }
   void OnHandshake(absl::Duration took);
   void SetPending(int64_t transfers, int64_t bytes, absl::Duration oldest);
   // failed: connections of the last minute that failed, or that we gave up.
@@ -62,6 +64,7 @@ class TransferMetrics {
   telemetry::Gauge pending_bytes_;
   telemetry::Gauge oldest_pending_;
   telemetry::Counter leases_expired_;
+  telemetry::Counter prefix_mismatches_;
   telemetry::Histogram handshake_;
   telemetry::Gauge connecting_;
   telemetry::Gauge connected_;

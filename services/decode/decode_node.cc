@@ -16,6 +16,9 @@ using node::NodeMetrics;
 
 namespace {
 
+const kv::PrefixHash kRootPrefix = kv::RootPrefix("");
+constexpr int32_t kAllExact = std::numeric_limits<int32_t>::max();
+
 DecodeScheduler::Options WithGroups(DecodeScheduler::Options options, engine::Engine& engine) {
   options.groups = engine.pool().groups();
   return options;
@@ -37,7 +40,9 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, Quality
       scheduler_(WithGroups(options.scheduler, engine)),
       step_time_(options.scheduler.max_batch),
       policy_(policy),
-      quality_(quality) {}
+      quality_(quality) {
+  if (options.prefix_cache) prefixes_.emplace(engine.pool());
+}
 
 DecodeNode::~DecodeNode() = default;
 
@@ -124,46 +129,74 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
                   absl::StrCat(total, " tokens need ", MostBlocks(total),
                                " KV blocks, this node has ", capacity));
   }
-  const kv::KvGroups& groups = engine_.pool().groups();
-  int64_t end_block =
-      std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
-  if (groups.BlocksHeld(request.prompt_tokens(), end_block) > capacity) {
-    // Of many groups the spare block may be what is too much.
-    end_block = std::min(kv::BlocksFor(request.prompt_tokens() + 1), kv::BlocksFor(total - 1));
+  if (int64_t{request.prefix_hashes_size()} * kv::kBlockTokens >= request.prompt_tokens()) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat(request.prefix_hashes_size(), " hashes of whole blocks do not fit ",
+                               request.prompt_tokens(), " prompt tokens"));
   }
-  const int64_t blocks = groups.BlocksHeld(request.prompt_tokens(), end_block);
   const auto sequences = static_cast<int32_t>(streams_.size() + grants_.size());
   if (sequences >= options_.max_sequences) {
     return Refuse(router, id, Refused::REASON_BUSY,
                   absl::StrCat(sequences, " sequences are here, the limit"));
   }
-  if (engine_.pool().free_blocks() < blocks + scheduler_.headroom_blocks()) {
+  kv::BlockPool& pool = engine_.pool();
+  int64_t end_block =
+      std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
+  if (pool.groups().BlocksHeld(request.prompt_tokens(), end_block) > capacity) {
+    // Of many groups the spare block may be what is too much.
+    end_block = std::min(kv::BlocksFor(request.prompt_tokens() + 1), kv::BlocksFor(total - 1));
+  }
+  const int32_t free_before = pool.free_blocks();
+  kv::PrefixCache::Found found = FindPrefix(request);
+  const auto held_tokens = static_cast<int32_t>(found.tokens.size());
+  kv::BlockTable lease = std::move(found.blocks);
+  lease.ReleaseBefore(request.prompt_tokens());
+  const int64_t missing =
+      pool.groups().BlocksHeld(request.prompt_tokens(), end_block) - lease.held_blocks();
+  if (pool.free_blocks() < missing + scheduler_.headroom_blocks()) {
     return Refuse(
         router, id, Refused::REASON_BUSY,
-        absl::StrCat(blocks, " KV blocks asked, ", engine_.pool().free_blocks(), " free, of which ",
+        absl::StrCat(missing, " KV blocks asked, ", pool.free_blocks(), " free, of which ",
                      scheduler_.headroom_blocks(), " are kept for running sequences"));
   }
-  auto lease = kv::BlockTable::Acquire(engine_.pool(), request.prompt_tokens(),
-                                       end_block * kv::kBlockTokens);
-  LYNX_CHECK(lease.ok());  // This loop is the only taker, and it has just looked.
+  const absl::Status leased = lease.Extend(pool, end_block * kv::kBlockTokens);
+  LYNX_CHECK(leased.ok());  // This loop is the only taker, and it has just looked.
+  const int64_t taken = free_before - pool.free_blocks();
   const absl::Duration lease_time =
       std::min(absl::Milliseconds(request.lease_ms()), options_.max_lease);
   auto grant = receiver_->Reserve({.sequence = id,
                                    .router = router,
                                    .prompt_tokens = request.prompt_tokens(),
+                                   .held_prefix = std::move(found.tokens),
                                    .lease_time = lease_time,
-                                   .lease = *std::move(lease)});
+                                   .lease = std::move(lease)});
   if (!grant.ok()) {
     return Refuse(
         router, id,
         absl::IsInvalidArgument(grant.status()) ? Refused::REASON_INVALID : Refused::REASON_BUSY,
         std::string(grant.status().message()));
   }
-  grants_[id] = {router, blocks, lease_time};
-  granted_blocks_ += blocks;
+  grants_[id] = {.router = router,
+                 .blocks = taken,
+                 .lease = lease_time,
+                 .held_tokens = held_tokens,
+                 .exact_tokens = found.exact_tokens};
+  granted_blocks_ += taken;
   ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
   control_.Send(router, std::move(reply));
+}
+
+kv::PrefixCache::Found DecodeNode::FindPrefix(const proto::Reserve& request) {
+  if (!prefixes_.has_value()) return {};
+  const auto asked = policy_.Asked(request.policy());
+  const std::span<const kv::PrefixHash> hashes(request.prefix_hashes().data(),
+                                               static_cast<size_t>(request.prefix_hashes_size()));
+  return prefixes_->Find(hashes, asked.ok() && MayBeLossy(*asked));
+}
+
+bool DecodeNode::MayBeLossy(const std::optional<moe::Policy>& asked) const {
+  return asked.has_value() ? asked->lossy() : policy_.own().lossy();
 }
 
 void DecodeNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
@@ -180,7 +213,8 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   const SequenceId id = adopted.sequence;
   auto grant = grants_.find(id);
   LYNX_CHECK(grant != grants_.end() && !streams_.contains(id));
-  granted_blocks_ -= grant->second.blocks;
+  const Granted granted = grant->second;
+  granted_blocks_ -= granted.blocks;
   grants_.erase(grant);
 
   engine::SamplingParams params = node::SamplingFromWire(adopted.body.sampling());
@@ -212,6 +246,15 @@ void DecodeNode::OnAdopt(Adopted adopted) {
         absl::StrCat("handed off with policy '", adopted.body.sampling().policy().substr(0, 256),
                      "': ", std::string(policy.status().message())));
   }
+  // What else was held for it than what was asked for when it was, or by a prefill node of another
+  // numeric class, is not what that node would have computed.
+  const bool held_exact = granted.exact_tokens == granted.held_tokens;
+  if (status.ok() && granted.held_tokens > 0 && !MayBeLossy(*policy) &&
+      !(held_exact && adopted.same_class)) {
+    status = absl::AbortedError(absl::StrCat(
+        "the sequence is to be exact, and of the ", granted.held_tokens, " tokens held for it ",
+        adopted.same_class ? granted.exact_tokens : 0, " are"));
+  }
   if (!status.ok()) {
     SendFailure(adopted.router, id, status, 1);
     ReportLoad();
@@ -219,13 +262,17 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   }
   const int32_t end_block = adopted.lease.end_block();
   (*sequence)->AdoptKv(std::move(adopted.lease), prompt_tokens);
-  metrics_.prompt_tokens_transferred.Increment(prompt_tokens);
-  scheduler_.Add(id, prompt_tokens + 1, end_block);
+  metrics_.prompt_tokens_transferred.Increment(prompt_tokens - granted.held_tokens);
+  metrics_.prompt_tokens_held.Increment(granted.held_tokens);
+  scheduler_.Add(id, prompt_tokens + 1, end_block,
+                 prefixes_.has_value() ? prompt_tokens / kv::kBlockTokens : 0);
   Stream& stream = streams_[id];
   stream.router = adopted.router;
   stream.adopted = loop_.Now();
   stream.sequence = *std::move(sequence);
   stream.policy = *policy;
+  if (!held_exact || !adopted.same_class) stream.exact_tokens = granted.exact_tokens;
+  KeepPrefix(stream);
   MaybeStep();
 }
 
@@ -285,12 +332,13 @@ void DecodeNode::OnRouterLost(Incarnation router) {
 
 void DecodeNode::MaybeStep() {
   if (stepping_) return;
-  const DecodeScheduler::Step step = scheduler_.Next(engine_.pool().free_blocks());
-  for (SequenceId id : step.preempt) {
-    streams_.at(id).sequence->Preempt();
-    metrics_.preemptions.Increment();
+  const DecodeScheduler::Step step = scheduler_.Next(engine_.pool().free_blocks(), *this);
+  for (const DecodeScheduler::Work& work : step.work) {
+    // The plan has counted what this takes as free.
+    const absl::Status room = streams_.at(work.id).sequence->EnsureBlocks(
+        engine_.pool(), int64_t{work.start} + work.rows);
+    LYNX_CHECK_MSG(room.ok(), std::string(room.message()));
   }
-  for (const DecodeScheduler::Work& work : step.work) MakeRoom(work);
   ReportLoad();
   if (step.work.empty()) return;
   step_ids_.clear();
@@ -316,18 +364,51 @@ void DecodeNode::MaybeStep() {
                 [this] { OnStepDone(); });
 }
 
-// Leases what the plan has counted as free.
-void DecodeNode::MakeRoom(const DecodeScheduler::Work& work) {
-  engine::Sequence& sequence = *streams_.at(work.id).sequence;
-  absl::Status status;
-  if (work.recompute && work.start == 0) {
-    status = sequence.ReserveBlocks(engine_.pool(), static_cast<int64_t>(sequence.tokens().size()),
-                                    options_.scheduler.step_rows);
+int64_t DecodeNode::Preempt(SequenceId id) {
+  Stream& stream = streams_.at(id);
+  metrics_.preemptions.Increment();
+  KeepPrefix(stream);
+  const int32_t free = engine_.pool().free_blocks();
+  stream.sequence->Preempt();
+  return engine_.pool().free_blocks() - free;
+}
+
+DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_blocks) {
+  Stream& stream = streams_.at(id);
+  engine::Sequence& sequence = *stream.sequence;
+  kv::BlockPool& pool = engine_.pool();
+  const auto tokens = static_cast<int64_t>(sequence.tokens().size());
+  const int32_t step_rows = options_.scheduler.step_rows;
+  const int32_t free = pool.free_blocks();
+  stream.exact_tokens = kAllExact;  // Recomputed rows are.
+  if (prefixes_.has_value()) {
+    kv::PrefixCache::Found found =
+        prefixes_->Find(kRootPrefix, sequence.tokens(), MayBeLossy(stream.policy));
+    if (!found.blocks.empty()) {
+      const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
+      // As ReserveBlocks() will lease.
+      const int64_t missing = pool.groups().MostBlocks(tokens, step_rows) +
+                              found.blocks.shared_in_windows() - found.blocks.held_blocks();
+      if (free - pool.free_blocks() + std::max<int64_t>(missing, 0) <= free_blocks) {
+        if (found.exact_tokens < held) stream.exact_tokens = found.exact_tokens;
+        sequence.AdoptKv(std::move(found.blocks), held);
+        const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
+        LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
+        return {.tokens = held, .taken = free - pool.free_blocks()};
+      }
+    }
   }
-  if (status.ok()) {
-    status = sequence.EnsureBlocks(engine_.pool(), int64_t{work.start} + work.rows);
-  }
-  LYNX_CHECK_MSG(status.ok(), std::string(status.message()));
+  const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
+  LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
+  return {.tokens = 0, .taken = free - pool.free_blocks()};
+}
+
+void DecodeNode::KeepPrefix(const Stream& stream) {
+  if (!prefixes_.has_value()) return;
+  const engine::Sequence& sequence = *stream.sequence;
+  prefixes_->Keep(kRootPrefix,
+                  sequence.tokens().first(static_cast<size_t>(sequence.computed_tokens())),
+                  stream.exact_tokens, sequence.blocks());
 }
 
 int64_t DecodeNode::MostBlocks(int64_t tokens) const {
@@ -341,11 +422,18 @@ void DecodeNode::OnStepDone() {
   std::map<Incarnation, proto::Envelope> batches;
   std::vector<std::pair<SequenceId, proto::Terminal>> finished;
   int64_t rows = 0;
+  const auto& plans = engine_.runner().stats().plans;
+  const bool remapped = std::any_of(plans.begin(), plans.end(), [](const moe::PlanStats& plan) {
+    return plan.bypass == moe::Bypass::kNone;
+  });
   for (size_t i = 0; i < step_ids_.size(); ++i) {
     const SequenceId id = step_ids_[i];
     Stream& stream = streams_.at(id);
     stream.in_step = false;
     rows += items_[i].tokens;
+    if (remapped && items_[i].policy != nullptr && items_[i].policy->lossy()) {
+      stream.exact_tokens = std::min(stream.exact_tokens, stream.sequence->computed_tokens() - 1);
+    }
     if (stream.sequence->cancelled()) {
       Erase(id);
       continue;
@@ -394,6 +482,7 @@ void DecodeNode::OnStepDone() {
   for (auto& [router, envelope] : batches) control_.Send(router, std::move(envelope));
   for (auto& [id, terminal] : finished) {
     SendTerminal(streams_.at(id).router, id, std::move(terminal));
+    KeepPrefix(streams_.at(id));
     scheduler_.Remove(id);
     streams_.erase(id);
   }
@@ -432,6 +521,7 @@ void DecodeNode::Erase(SequenceId id) {
   terminal.set_output_tokens(static_cast<uint32_t>(it->second.sequence->output().size()));
   const Incarnation router = it->second.router;
   const absl::Time cancelled = it->second.cancelled;
+  KeepPrefix(it->second);
   scheduler_.Remove(id);
   streams_.erase(it);
   metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - cancelled));
@@ -445,6 +535,7 @@ void DecodeNode::ReportLoad() {
   const int64_t free = engine_.pool().free_blocks();
   metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free - granted_blocks_,
                      granted_blocks_);
+  metrics_.SetCachedBlocks(engine_.pool().cached_blocks());
   metrics_.SetLoad(scheduler_.running(), scheduler_.sequences() - scheduler_.running());
 }
 

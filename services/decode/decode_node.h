@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/kv/prefix_cache.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
@@ -29,14 +31,20 @@ namespace lynx::decode {
 // A decode node: grants room, adopts sequences whose KV has arrived, advances them all by a token a
 // step and streams the tokens to their routers. Everything decides on the node's loop; steps run on
 // the executor.
-class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver::Handler {
+//
+// What sequences leave behind is kept for prompts that begin alike (kv::PrefixCache): a grant then
+// holds the blocks of such a prefix, and only the rest is handed over.
+class DecodeNode final : private node::NodeControl::Delegate,
+                         private DecodeScheduler::Leases,
+                         public KvReceiver::Handler {
  public:
   struct Options {
     Incarnation incarnation = 0;
     std::string model_name;
     int32_t max_context_tokens = 0;
-    int32_t max_sequences = 512;                   // Granted and running together.
-    DecodeScheduler::Options scheduler;            // Its groups are the engine's.
+    bool prefix_cache = true;            // A prefix that is here is not handed over again.
+    int32_t max_sequences = 512;         // Granted and running together.
+    DecodeScheduler::Options scheduler;  // Its groups are the engine's.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
   };
@@ -64,6 +72,8 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
     std::optional<moe::Policy> policy;  // Asked for by the request.
+    // Of the leading rows, those whose KV no lossy plan has touched.
+    int32_t exact_tokens = std::numeric_limits<int32_t>::max();
     absl::Time adopted;
     bool waits = true;  // Has been in no step yet.
     absl::Time cancelled = absl::InfiniteFuture();
@@ -76,12 +86,19 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override;
 
   void OnReserve(Incarnation router, const proto::Reserve& request);
+  // The longest prefix of the prompt that is here and may be used.
+  kv::PrefixCache::Found FindPrefix(const proto::Reserve& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
               const std::string& message);
   void Cancel(SequenceId id, Incarnation router);
   void MaybeStep();
-  void MakeRoom(const DecodeScheduler::Work& work);
+  int64_t Preempt(SequenceId id) override;
+  Resumed Resume(SequenceId id, int64_t free_blocks) override;
   void OnStepDone();
+  // Whether sequences that asked for this may be given KV that lossy plans have touched.
+  bool MayBeLossy(const std::optional<moe::Policy>& asked) const;
+  // Leaves what the stream has computed to later ones.
+  void KeepPrefix(const Stream& stream);
   // The most that a sequence of so many tokens in the end, the last sampled and not computed, ever
   // holds.
   int64_t MostBlocks(int64_t tokens) const;
@@ -104,11 +121,14 @@ class DecodeNode final : private node::NodeControl::Delegate, public KvReceiver:
   node::StepTimeFit step_time_;
   StepPolicy policy_;
   QualityWatch& quality_;
+  std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Stream> streams_;
   struct Granted {
-    Incarnation router;
-    int64_t blocks;
+    Incarnation router = 0;
+    int64_t blocks = 0;  // No more free because of it.
     absl::Duration lease;
+    int32_t held_tokens = 0;   // A prefix that is here, ...
+    int32_t exact_tokens = 0;  // ... and of its rows those that are exact.
   };
   std::map<SequenceId, Granted> grants_;  // Not adopted yet; the receiver holds their leases.
   int64_t granted_blocks_ = 0;

@@ -116,6 +116,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
         DecodeNode::Options{.incarnation = runtime.incarnation(),
                             .model_name = runtime.model_name(),
                             .max_context_tokens = runtime.max_context_tokens(),
+                            .prefix_cache = config.node.prefix_cache,
                             .max_sequences = config.max_sequences,
                             .scheduler = {.max_batch = config.max_batch,
                                           .step_rows = config.node.step_rows,

@@ -27,7 +27,6 @@ struct PrefillConfig {
   int32_t max_prompts = 1024;
   int64_t max_queued_tokens = 1 << 22;
   absl::Duration max_prefill_time = absl::Minutes(10);
-  bool prefix_cache = true;
 };
 
 absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
@@ -60,7 +59,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
         PrefillNode::Options{.incarnation = runtime.incarnation(),
                              .model_name = runtime.model_name(),
                              .max_context_tokens = runtime.max_context_tokens(),
-                             .prefix_cache = config.prefix_cache,
+                             .prefix_cache = config.node.prefix_cache,
                              .scheduler = {.step_rows = config.node.step_rows,
                                            .step_logits = config.step_logits,
                                            .max_jobs = config.max_prompts,
@@ -92,8 +91,6 @@ int Main(int argc, const char* const* argv) {
                "prompts waiting or running; more are refused as busy");
   flags.AddInt("max-queued-tokens", &config.max_queued_tokens, {1, int64_t{1} << 40},
                "prompt tokens not yet computed; more are refused as busy");
-  flags.AddBool("prefix-cache", &config.prefix_cache,
-                "keep computed KV for later prompts that begin alike, in blocks otherwise free");
   flags.AddDuration("max-prefill-time", &config.max_prefill_time, {absl::Seconds(1)},
                     "longest time from a prompt's arrival to its hand-off");
   return node::RunNode(flags, argc, argv, config.node, "prefill",

@@ -180,7 +180,7 @@ absl::Status PrefillNode::LeaseBlocks(Job& job) {
   };
   // Log-probabilities of a prompt need logits of all its rows.
   if (!prefixes_.has_value() || job.sampling.prompt_logprobs()) return reserve();
-  kv::BlockTable held = prefixes_->Find(kRootPrefix, sequence.prompt(), /*lossy_too=*/false);
+  kv::BlockTable held = prefixes_->Find(kRootPrefix, sequence.prompt(), /*lossy_too=*/false).blocks;
   if (held.empty()) return reserve();
   job.cached_tokens = static_cast<int32_t>(held.capacity_tokens());
   sequence.AdoptKv(std::move(held), job.cached_tokens);
@@ -438,6 +438,7 @@ void PrefillNode::ReportLoad() {
   const int64_t held = engine_.pool().capacity_blocks() - free;
   const int64_t pinned = std::min(pinned_blocks_, held);  // Prompts that begin alike share some.
   metrics_.SetBlocks(free, held - pinned, pinned);
+  metrics_.SetCachedBlocks(engine_.pool().cached_blocks());
   metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - scheduler_.waiting(), scheduler_.waiting());
 }
 

@@ -1,6 +1,7 @@
 // Hand-off under faults, in simulated time: whatever is lost, late, doubled or damaged, decode
 // adopts exactly the bytes that prefill computed or nothing, and everything is given back.
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -19,6 +20,13 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr int32_t kPrompt = 40;  // 3 blocks.
+
+// The first tokens of every prompt here.
+std::vector<TokenId> FirstTokens(int32_t count) {
+  std::vector<TokenId> tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
 
 class HandoffFaultTest : public ::testing::Test {
  protected:
@@ -133,7 +141,7 @@ TEST_F(HandoffFaultTest, OfWindowsOnlyWhatDecodeNeedsIsSent) {
   });
   const auto expect_sent = [&](uint64_t sequence, int32_t prompt, int32_t held, int64_t blocks) {
     sent = 0;
-    auto grant = decode_->Reserve(sequence, prompt, absl::Seconds(30), held);
+    auto grant = decode_->Reserve(sequence, prompt, absl::Seconds(30), FirstTokens(held));
     ASSERT_THAT(grant, IsOk());
     prefill_->Start(sequence, prompt, *grant);
     loop_.RunDue();
@@ -200,13 +208,30 @@ TEST_F(HandoffFaultTest, OtherWindowsAreRefusedNamingBoth) {
 TEST_F(HandoffFaultTest, AHeldPrefixIsNotSent) {
   StartDecode();
   StartPrefill();
-  auto grant = decode_->Reserve(1, 40, absl::Seconds(30), /*held_prefix_tokens=*/32);
+  auto grant = decode_->Reserve(1, 40, absl::Seconds(30), FirstTokens(32));
   ASSERT_THAT(grant, IsOk());
   prefill_->Start(1, 40, *grant);
   loop_.RunDue();
   ASSERT_THAT(Result(1), IsOk());
   EXPECT_TRUE(decode_->HoldsKv(1, /*first_block=*/2));
   EXPECT_FALSE(decode_->HoldsKv(1, /*first_block=*/1)) << "a held block was overwritten";
+}
+
+// A hash has said that decode holds the prompt's beginning, and has erred.
+TEST_F(HandoffFaultTest, APromptThatDoesNotBeginAsTheHeldPrefixIsNotAdopted) {
+  StartDecode();
+  StartPrefill();
+  std::vector<TokenId> held = FirstTokens(32);
+  held[31] = 99;
+  auto grant = decode_->Reserve(1, 40, absl::Seconds(30), held);
+  ASSERT_THAT(grant, IsOk());
+  prefill_->Start(1, 40, *grant);
+  loop_.RunDue();
+  EXPECT_THAT(Result(1), StatusIs(absl::StatusCode::kAborted, HasSubstr("differs in token 31")));
+  EXPECT_THAT(decode_->failed.at(1), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_TRUE(decode_->adopted.empty());
+  EXPECT_EQ(decode_->pool.free_blocks(), decode_->pool.capacity_blocks());
+  EXPECT_THAT(decode_->registry.Render(), HasSubstr("lynx_kv_transfer_prefix_mismatches_total 1"));
 }
 
 // Decode frees A's blocks at once and gives them to B, while A's bytes are still on the wire.

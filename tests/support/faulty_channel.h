@@ -29,6 +29,10 @@ class FaultyChannel final : public rpc::Channel {
       : channel_(std::move(channel)), loop_(loop) {}
 
   void set_script(Script script) { script_ = std::move(script); }
+  // May change what each message says.
+  void set_rewrite(std::function<void(proto::Envelope& envelope)> rewrite) {
+    rewrite_ = std::move(rewrite);
+  }
 
   void Start(Handler& handler) override { channel_->Start(handler); }
   absl::StatusOr<rpc::PeerId> Connect(const std::string& endpoint) override {
@@ -39,6 +43,7 @@ class FaultyChannel final : public rpc::Channel {
   absl::Status Send(rpc::PeerId peer, proto::Envelope envelope) override {
     const ChannelFault fault = script_ ? script_(number_, envelope) : ChannelFault();
     ++number_;
+    if (rewrite_) rewrite_(envelope);
     if (fault.drop) return absl::OkStatus();
     absl::Status status;
     for (int i = 0; i < fault.copies; ++i) {
@@ -57,6 +62,7 @@ class FaultyChannel final : public rpc::Channel {
   std::unique_ptr<rpc::Channel> channel_;
   EventLoop& loop_;
   Script script_;
+  std::function<void(proto::Envelope&)> rewrite_;
   int number_ = 0;
   std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };

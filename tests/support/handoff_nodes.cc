@@ -40,12 +40,12 @@ DecodeNode::DecodeNode(transfer::NodeIdentity identity,
 
 absl::StatusOr<proto::GrantInfo> DecodeNode::Reserve(uint64_t sequence, int32_t prompt_tokens,
                                                      absl::Duration lease,
-                                                     int32_t held_prefix_tokens) {
+                                                     std::vector<TokenId> held_prefix) {
   if (auto grant = receiver->FindGrant(sequence)) return *grant;
   auto blocks = kv::BlockTable::Acquire(pool, prompt_tokens, prompt_tokens);
   if (!blocks.ok()) return blocks.status();
   return receiver->Reserve(
-      {sequence, kRouter, prompt_tokens, held_prefix_tokens, lease, *std::move(blocks)});
+      {sequence, kRouter, prompt_tokens, std::move(held_prefix), lease, *std::move(blocks)});
 }
 
 void DecodeNode::OnAdopt(decode::Adopted adopted_sequence) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
 #include "common/kv/kv_arena.h"
 #include "common/telemetry/metrics.h"
@@ -38,7 +39,7 @@ class DecodeNode final : public decode::KvReceiver::Handler {
   // Leases the blocks of the prompt and reserves.
   absl::StatusOr<proto::GrantInfo> Reserve(uint64_t sequence, int32_t prompt_tokens,
                                            absl::Duration lease = absl::Seconds(30),
-                                           int32_t held_prefix_tokens = 0);
+                                           std::vector<TokenId> held_prefix = {});
 
   void OnAdopt(decode::Adopted adopted_sequence) override;
   void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) override;

@@ -195,6 +195,7 @@ void SimCluster::Start(const std::string& name) {
             .incarnation = incarnation,
             .model_name = "lynx-tiny-moe",
             .max_context_tokens = runner.spec().max_positions,
+            .prefix_cache = options_.prefix_cache,
             .scheduler = {.step_rows = options_.step_rows, .step_logits = options_.step_rows}},
         *node->engine, *node->sender, *node->executor, loop, *node->channel, *node->metrics,
         *node->moe_metrics);
@@ -207,6 +208,7 @@ void SimCluster::Start(const std::string& name) {
             .incarnation = incarnation,
             .model_name = "lynx-tiny-moe",
             .max_context_tokens = runner.spec().max_positions,
+            .prefix_cache = options_.prefix_cache,
             .scheduler = {.max_batch = options_.max_batch,
                           .step_rows = options_.step_rows,
                           .pool_blocks = options_.kv_blocks},

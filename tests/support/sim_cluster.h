@@ -83,6 +83,7 @@ class SimCluster {
     int32_t kv_blocks = 256;
     int32_t step_rows = 64;
     int32_t max_batch = 16;
+    bool prefix_cache = true;
     DType compute_dtype = DType::kBf16;
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.

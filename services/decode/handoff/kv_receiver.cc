@@ -25,6 +25,7 @@ constexpr absl::Duration kTick = absl::Seconds(1);
 struct KvReceiver::Peer {
   PeerId id = 0;
   Incarnation incarnation = 0;
+  bool same_class = false;
   transfer::CopyPlan plan;
   bool ready = false;  // The self-test pattern has arrived intact.
   absl::Time since;
@@ -52,6 +53,8 @@ struct KvReceiver::Grant {
   absl::Time begun;
   std::optional<proto::CommitBody> commit;
   TimerId grace_timer = 0;
+
+  int32_t held_tokens() const { return static_cast<int32_t>(request.held_prefix.size()); }
 };
 
 KvReceiver::KvReceiver(transfer::NodeIdentity self, kv::KvArena& arena,
@@ -84,7 +87,7 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
     Grant& grant = *grants_.at(it->second);
     if (grant.request.router != request.router ||
         grant.request.prompt_tokens != request.prompt_tokens ||
-        grant.request.held_prefix_tokens != request.held_prefix_tokens) {
+        grant.request.held_prefix != request.held_prefix) {
       return absl::AlreadyExistsError(
           absl::StrCat("sequence ", HexId(sequence), " is live with another prompt or router"));
     }
@@ -92,14 +95,12 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
     return Describe(grant);
   }
   const int64_t blocks = request.lease.end_block();
-  if (request.prompt_tokens <= 0 || request.held_prefix_tokens < 0 ||
-      request.held_prefix_tokens % kv::kBlockTokens != 0 ||
-      request.held_prefix_tokens >= request.prompt_tokens ||
+  const auto held = static_cast<int64_t>(request.held_prefix.size());
+  if (request.prompt_tokens <= 0 || held % kv::kBlockTokens != 0 || held >= request.prompt_tokens ||
       kv::BlocksFor(request.prompt_tokens) > blocks || request.lease_time <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reservation of ", blocks, " blocks for a prompt of ", request.prompt_tokens,
-                     " tokens with a held prefix of ", request.held_prefix_tokens, " for ",
-                     absl::FormatDuration(request.lease_time)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reservation of ", blocks, " blocks for a prompt of ", request.prompt_tokens,
+        " tokens with a held prefix of ", held, " for ", absl::FormatDuration(request.lease_time)));
   }
   if (grants_.size() >= options_.max_grants) {
     return absl::ResourceExhaustedError(
@@ -108,7 +109,7 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
   auto grant = std::make_unique<Grant>();
   const uint64_t id = RandomId();
   grant->id = id;
-  grant->first_block = request.held_prefix_tokens / kv::kBlockTokens;
+  grant->first_block = static_cast<int32_t>(held / kv::kBlockTokens);
   grant->end_block = static_cast<int32_t>(kv::BlocksFor(request.prompt_tokens));
   grant->lease_time = request.lease_time;
   grant->deadline = loop_.Now() + request.lease_time;
@@ -136,7 +137,7 @@ proto::GrantInfo KvReceiver::Describe(const Grant& grant) const {
   info.set_epoch(grant.epoch);
   info.set_transfer_address(engine_->LocalAddress());
   info.set_blocks(grant.request.lease.end_block());
-  info.set_held_prefix_tokens(grant.request.held_prefix_tokens);
+  info.set_held_prefix_tokens(grant.held_tokens());
   info.set_compatibility_hash(self_.compatibility_hash);
   return info;
 }
@@ -226,6 +227,7 @@ std::unique_ptr<Landing> KvReceiver::OnHandshake(PeerId peer_id,
   auto peer = std::make_unique<Peer>();
   peer->id = peer_id;
   peer->incarnation = header.sender();
+  peer->same_class = header.handshake().numeric_class() == self_.numeric_class;
   peer->plan = *std::move(plan);
   peer->since = loop_.Now();
   // One message may be larger than the credit when nothing else is under way: a commit.
@@ -456,6 +458,16 @@ absl::Status KvReceiver::CheckCommitBody(const Grant& grant, const proto::Commit
   return absl::OkStatus();
 }
 
+absl::Status KvReceiver::CheckHeldPrefix(const Grant& grant, const proto::CommitBody& body) const {
+  const std::vector<TokenId>& held = grant.request.held_prefix;
+  const auto [mine, prompt] =
+      std::mismatch(held.begin(), held.end(), body.prompt().begin(), body.prompt().end());
+  if (mine == held.end()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("the prompt differs in token ", mine - held.begin(),
+                                         " from the prefix of ", held.size(),
+                                         " tokens that was held for it"));
+}
+
 void KvReceiver::OnCommitPayload(Peer& peer, const proto::Commit& commit,
                                  std::span<const std::byte> payload) {
   Grant* grant = FindLive(peer, commit.grant_id(), commit.epoch());
@@ -480,6 +492,11 @@ void KvReceiver::OnCommitPayload(Peer& peer, const proto::Commit& commit,
     Fail(*grant, status);
     return;
   }
+  if (absl::Status status = CheckHeldPrefix(*grant, body); !status.ok()) {
+    metrics_.OnPrefixMismatch();
+    Fail(*grant, status);
+    return;
+  }
   grant->commit = std::move(body);
   if (grant->missing > 0) {
     const uint64_t id = grant->id;
@@ -494,10 +511,11 @@ void KvReceiver::AdoptIfComplete(Grant& grant) {
   adopted_[next_adopted_] = grant.id;
   next_adopted_ = (next_adopted_ + 1) % adopted_.size();
   ReplyToCommit(grant.sender, grant.id, grant.epoch, absl::OkStatus());
+  const bool same_class = peers_.at(grant.sender)->same_class;  // Its end ends the epoch.
   const std::unique_ptr<Grant> done = Remove(grant);
   UpdateGauges();
   handler_.OnAdopt({done->request.sequence, done->request.router, std::move(done->request.lease),
-                    *std::move(done->commit)});
+                    *std::move(done->commit), same_class});
 }
 
 void KvReceiver::OnGrace(uint64_t grant_id) {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
 #include "common/kv/block_table.h"
 #include "common/kv/kv_arena.h"
@@ -31,6 +32,8 @@ struct Adopted {
   Incarnation router = 0;
   kv::BlockTable lease;  // As given to Reserve, held prefix included.
   proto::CommitBody body;
+  // The KV that came is of this node's numeric class.
+  bool same_class = false;
 };
 
 // Takes KV from prefill nodes: the decode side of docs/protocols/handoff.md.
@@ -53,6 +56,7 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
     // The grant is dead and its blocks are free; prefill has been told.
     //   DeadlineExceeded  not complete when the lease ran out.
     //   DataLoss          damaged or missing.
+    //   Aborted           the held prefix is of other tokens than the prompt.
     //   ResourceExhausted, InvalidArgument  the prefill node broke the protocol.
     virtual void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) = 0;
   };
@@ -70,10 +74,12 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   struct Request {
     uint64_t sequence = 0;
     Incarnation router = 0;
-    int32_t prompt_tokens = 0;       // > 0
-    int32_t held_prefix_tokens = 0;  // Whole blocks, at least one token less than the prompt.
-    absl::Duration lease_time;       // The grant dies unless extended, or adopted, by then.
-    kv::BlockTable lease;            // Holds what rows behind the prompt attend to, at least.
+    int32_t prompt_tokens = 0;  // > 0
+    // What `lease` holds the KV of already: whole blocks, at least one token less than the prompt.
+    // A prompt that begins otherwise is not adopted.
+    std::vector<TokenId> held_prefix;
+    absl::Duration lease_time;  // The grant dies unless extended, or adopted, by then.
+    kv::BlockTable lease;       // Holds what rows behind the prompt attend to, at least.
   };
 
   // `arena`, `loop`, `registry` and `handler` outlive the receiver. Starts `engine`.
@@ -137,6 +143,8 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // only. Null when there is none: the message is counted, its sender told.
   Grant* FindLive(Peer& peer, uint64_t grant_id, uint32_t epoch);
   absl::Status CheckCommitBody(const Grant& grant, const proto::CommitBody& body) const;
+  // Whether the prompt begins as the held prefix does. A hash may have said so wrongly.
+  absl::Status CheckHeldPrefix(const Grant& grant, const proto::CommitBody& body) const;
   void AdoptIfComplete(Grant& grant);
   void OnGrace(uint64_t grant_id);
   void OnLeaseTimer(uint64_t grant_id);

@@ -17,13 +17,17 @@ DecodeScheduler::DecodeScheduler(const Options& options) : options_(options) {
              options.pool_blocks > 0);
 }
 
-void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block) {
-  LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= end_block);
-  by_age_[next_age_] = {id,
-                        {.tokens = tokens,
-                         .computed = tokens - 1,
-                         .end_block = end_block,
-                         .blocks = options_.groups.BlocksHeld(tokens - 1, end_block)}};
+void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end) {
+  LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= end_block &&
+             shared_end <= end_block);
+  Entry entry = {.tokens = tokens,
+                 .computed = tokens - 1,
+                 .end_block = end_block,
+                 .shared_end = shared_end,
+                 .has_blocks = true};
+  entry.own_blocks = options_.groups.BlocksHeld(entry.computed, end_block) -
+                     options_.groups.BlocksHeld(entry.computed, shared_end);
+  by_age_[next_age_] = {id, entry};
   entries_[id] = next_age_++;
 }
 
@@ -38,28 +42,44 @@ int64_t DecodeScheduler::BlocksToRecompute(int32_t tokens) const {
   return options_.groups.MostBlocks(tokens, options_.step_rows);
 }
 
-int64_t DecodeScheduler::BlocksToHold(Entry& entry) const {
-  // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
-  if (entry.recomputing) return BlocksToRecompute(entry.tokens);
+int64_t DecodeScheduler::OwnBlocks(Entry& entry) const {
+  if (entry.recomputing) return entry.own_blocks;
   // One that decodes needs room for the row it is about to write.
   entry.end_block = std::max(entry.end_block, BlocksFor(entry.tokens));
-  return options_.groups.BlocksHeld(entry.computed, entry.end_block);
+  return options_.groups.BlocksHeld(entry.computed, entry.end_block) -
+         options_.groups.BlocksHeld(entry.computed, entry.shared_end);
 }
 
-DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now) {
+int64_t DecodeScheduler::Resume(SequenceId id, Entry& entry, int64_t free_blocks,
+                                Leases& leases) const {
+  const Leases::Resumed resumed = leases.Resume(id, free_blocks);
+  LYNX_CHECK(resumed.tokens >= 0 && resumed.tokens < entry.tokens && resumed.taken <= free_blocks);
+  entry.computed = resumed.tokens;
+  entry.shared_end = BlocksFor(resumed.tokens);
+  entry.has_blocks = true;
+  // Room for what windows pass is leased besides the shared blocks there: they do not become spare.
+  entry.own_blocks = BlocksToRecompute(entry.tokens);
+  for (int32_t g = 0; g < options_.groups.count(); ++g) {
+    if (!options_.groups.reach(g).bounded()) entry.own_blocks -= entry.shared_end;
+  }
+  return resumed.taken;
+}
+
+DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
   Step step;
   int64_t free_blocks = free_now;
   int32_t batch = 0;
   int32_t rows = options_.step_rows;
+  const auto preempt = [&](SequenceId id, Entry& entry) {
+    free_blocks += leases.Preempt(id);
+    entry = {.tokens = entry.tokens, .recomputing = true};
+  };
   // Takes blocks from the youngest sequences younger than `age` until `need` are free.
   const auto make_room = [&](uint64_t age, int64_t need) {
     for (auto it = by_age_.rbegin(); it != by_age_.rend() && it->first > age && free_blocks < need;
          ++it) {
       auto& [id, entry] = it->second;
-      if (entry.blocks == 0) continue;
-      free_blocks += entry.blocks;
-      entry = {.tokens = entry.tokens, .recomputing = true};
-      step.preempt.push_back(id);
+      if (entry.has_blocks) preempt(id, entry);
     }
     return free_blocks >= need;
   };
@@ -67,19 +87,22 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now) {
   for (auto& [age, sequence] : by_age_) {
     auto& [id, entry] = sequence;
     if (batch == options_.max_batch || rows == 0) break;
-    const int64_t change = BlocksToHold(entry) - entry.blocks;
+    // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
+    int64_t change =
+        entry.has_blocks ? OwnBlocks(entry) - entry.own_blocks : BlocksToRecompute(entry.tokens);
     if (change > 0 && !make_room(age, change)) {
-      if (entry.blocks == 0) break;  // Waits for room; those behind it wait too.
-      free_blocks += entry.blocks;
-      entry = {.tokens = entry.tokens, .recomputing = true};
-      step.preempt.push_back(id);
+      if (!entry.has_blocks) break;  // Waits for room; those behind it wait too.
+      preempt(id, entry);
       break;
     }
-    if (change != 0) {
-      free_blocks -= change;
-      entry.blocks += change;
-      step.change.emplace_back(id, static_cast<int32_t>(change));
+    if (!entry.has_blocks) {
+      change = Resume(id, entry, free_blocks, leases);
+    } else {
+      entry.own_blocks += change;
     }
+    // What is given back may be shared: whether it is free the next step will see.
+    free_blocks -= std::max<int64_t>(change, 0);
+    if (change != 0) step.change.emplace_back(id, static_cast<int32_t>(change));
     const int32_t missing = entry.tokens - entry.computed;
     LYNX_CHECK(missing >
                0);  // A sampled row is answered by OnToken or Remove before the next step.
@@ -107,7 +130,7 @@ int32_t DecodeScheduler::headroom_blocks() const {
   for (const auto& [age, sequence] : by_age_) {
     const Entry& entry = sequence.second;
     // One more block in each group for each that runs, everything a preempted one must get back.
-    headroom += entry.blocks > 0 ? options_.groups.count() : BlocksToRecompute(entry.tokens);
+    headroom += entry.has_blocks ? options_.groups.count() : BlocksToRecompute(entry.tokens);
   }
   return static_cast<int32_t>(std::min<int64_t>(headroom, INT32_MAX));
 }
@@ -115,7 +138,7 @@ int32_t DecodeScheduler::headroom_blocks() const {
 int32_t DecodeScheduler::running() const {
   int32_t ready = 0;
   for (const auto& [age, sequence] : by_age_) {
-    if (sequence.second.blocks > 0 && !sequence.second.recomputing) ++ready;
+    if (sequence.second.has_blocks && !sequence.second.recomputing) ++ready;
   }
   return std::min(ready, options_.max_batch);
 }

@@ -19,9 +19,26 @@ using SequenceId = uint64_t;
 // returns. The oldest always advances, and no sequence is admitted that could not fit alone, so
 // every one ends.
 //
+// Blocks that sequences may share with each other (a prefix) are not counted as the sequence's own:
+// only whoever holds the leases knows what comes free when one lets go of them.
+//
 // Pure bookkeeping over counts; the caller holds the leases. Not thread-safe.
 class DecodeScheduler {
  public:
+  // Whoever holds the leases; called while Next() plans.
+  class Leases {
+   public:
+    virtual ~Leases() = default;
+    // Takes all blocks of the sequence away; how many came free.
+    virtual int64_t Preempt(SequenceId id) = 0;
+    // Leases what a preempted sequence takes to compute its tokens again, of `free_blocks` at most.
+    struct Resumed {
+      int32_t tokens = 0;  // Whole blocks of its KV that are still here, and may be shared.
+      int64_t taken = 0;   // Blocks that are free no more.
+    };
+    virtual Resumed Resume(SequenceId id, int64_t free_blocks) = 0;
+  };
+
   struct Options {
     int32_t max_batch = 64;   // > 0: sequences in a step.
     int32_t step_rows = 256;  // >= max_batch: rows of a step; what decoding leaves recomputes.
@@ -40,8 +57,7 @@ class DecodeScheduler {
   };
 
   struct Step {
-    std::vector<SequenceId> preempt;  // Release these sequences' blocks first,
-    // then lease so many more for these, or below 0 give back, in this order,
+    // Lease so many more blocks for these, or below 0 give back, in this order,
     std::vector<std::pair<SequenceId, int32_t>> change;
     std::vector<Work> work;  // then run this.
   };
@@ -49,14 +65,16 @@ class DecodeScheduler {
   explicit DecodeScheduler(const Options& options);
 
   // Adds a sequence after those already here: `tokens` known tokens (prompt and sampled ones), all
-  // KV that the last one attends to in tables that reach to `end_block`.
-  void Add(SequenceId id, int32_t tokens, int32_t end_block);
+  // KV that the last one attends to in tables that reach to `end_block`. Blocks before
+  // `shared_end` may be shared.
+  void Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end = 0);
 
   // Forgets a sequence; its blocks are the caller's to release. Unknown ids are ignored.
   void Remove(SequenceId id);
 
-  // Plans the next step given how many blocks the pool has free now. Rows count as computed.
-  Step Next(int32_t free_blocks);
+  // Plans the next step given how many blocks the pool has free now. Rows count as computed; who is
+  // preempted or comes back has been when this returns.
+  Step Next(int32_t free_blocks, Leases& leases);
 
   // The sequence's step sampled a token.
   void OnToken(SequenceId id);
@@ -70,16 +88,21 @@ class DecodeScheduler {
 
  private:
   struct Entry {
-    int32_t tokens = 0;     // Known tokens.
-    int32_t computed = 0;   // Tokens whose KV is in place; tokens - 1 when ready to decode.
-    int32_t end_block = 0;  // Of its tables.
-    int64_t blocks = 0;     // Held.
+    int32_t tokens = 0;      // Known tokens.
+    int32_t computed = 0;    // Tokens whose KV is in place; tokens - 1 when ready to decode.
+    int32_t end_block = 0;   // Of its tables.
+    int32_t shared_end = 0;  // Blocks before it may be shared.
+    int64_t own_blocks = 0;  // Held, those that may be shared not counted.
+    bool has_blocks = false;
     bool recomputing = false;
   };
-  // What the entry is to hold in the next step; its tables then reach to entry.end_block.
-  int64_t BlocksToHold(Entry& entry) const;
+  // What the entry is to hold of its own in the next step; its tables then reach to
+  // entry.end_block.
+  int64_t OwnBlocks(Entry& entry) const;
   // Of a sequence that computes all of `tokens` tokens again.
   int64_t BlocksToRecompute(int32_t tokens) const;
+  // Gives it room to do so, which there is; how many blocks that took.
+  int64_t Resume(SequenceId id, Entry& entry, int64_t free_blocks, Leases& leases) const;
 
   const Options options_;
   std::map<uint64_t, std::pair<SequenceId, Entry>> by_age_;  // Order of arrival.

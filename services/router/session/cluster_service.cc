@@ -67,6 +67,14 @@ uint32_t Milliseconds(absl::Duration duration) {
 
 }  // namespace
 
+ClusterService::Entry::Entry(SequenceRequest request, const SequenceSession::Options& options,
+                             absl::Time now, SequenceSink& its_sink)
+    : session(std::move(request), options, now),
+      prefix(kv::PrefixHashes(
+          "", std::span(session.request().prompt).first(session.request().prompt.size() - 1))),
+      sink(its_sink),
+      arrived(now) {}
+
 ClusterService::ClusterService(Options options, EventLoop& loop, NodeRegistry& nodes,
                                std::unique_ptr<PlacementPolicy> policy,
                                telemetry::Registry& metrics, std::function<uint64_t()> draw_id)
@@ -436,6 +444,10 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     reserve.set_prompt_tokens(static_cast<int32_t>(request.prompt.size()));
     reserve.set_max_new_tokens(request.sampling.max_new_tokens());
     reserve.set_lease_ms(Milliseconds(options_.grant_lease));
+    if (session.share_prefix()) {
+      reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
+    }
+    reserve.set_policy(request.sampling.policy());
     if (!nodes_.Send(*node, std::move(envelope)).ok()) {
       resting_.insert(*node);
       continue;

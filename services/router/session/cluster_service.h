@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/concurrency/event_loop.h"
+#include "common/kv/prefix_hash.h"
 #include "services/router/admission/admission_queue.h"
 #include "services/router/membership/class_pairs.h"
 #include "services/router/membership/node_registry.h"
@@ -71,9 +72,10 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
  private:
   struct Entry {
     Entry(SequenceRequest request, const SequenceSession::Options& options, absl::Time now,
-          SequenceSink& its_sink)
-        : session(std::move(request), options, now), sink(its_sink), arrived(now) {}
+          SequenceSink& its_sink);
     SequenceSession session;
+    // After each whole block of the prompt that leaves it a token.
+    const std::vector<kv::PrefixHash> prefix;
     SequenceSink& sink;
     const absl::Time arrived;
     AdmissionQueue::Ticket ticket = 0;

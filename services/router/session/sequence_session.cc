@@ -169,12 +169,19 @@ SequenceSession::Effects SequenceSession::OnRefused(NodeId from, const proto::Re
 SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto::FirstToken& first,
                                                        absl::Time now) {
   if (state_ != SequenceState::kPrefilling || from != prefill_) return Ignored();
+  Effects effects;
+  if (!output_.empty() && (!first.has_token() || first.token().id() != output_[0])) {
+    Fail(absl::InternalError("the sequence started over and its first token is another one"),
+         effects);
+    return effects;
+  }
   state_ = SequenceState::kDecoding;
   times_.first_token = now;
   wait_until_ = now + options_.token_timeout;
-  if (first.has_token()) output_.push_back(first.token().id());
-  Effects effects;
-  effects.first = first;
+  if (output_.empty()) {
+    if (first.has_token()) output_.push_back(first.token().id());
+    effects.first = first;
+  }
   Advance(now, effects);
   return effects;
 }
@@ -364,7 +371,8 @@ void SequenceSession::Fail(absl::Status status, Effects& effects) {
 
 void SequenceSession::Retry(RetryStage stage, RetryReason reason, absl::Status status,
                             absl::Time now, Effects& effects) {
-  LYNX_CHECK(output_.empty());
+  LYNX_CHECK(output_.size() <= 1);
+  if (grant_.held_prefix_tokens() > 0) share_prefix_ = false;
   if (retries_ >= options_.max_retries || !MayRetry(status.code())) {
     Fail(std::move(status), effects);
     return;
@@ -377,7 +385,9 @@ void SequenceSession::Retry(RetryStage stage, RetryReason reason, absl::Status s
 
 void SequenceSession::Break(RetryStage stage, RetryReason reason, absl::Status status,
                             absl::Time now, Effects& effects) {
-  if (state_ == SequenceState::kDecoding) {
+  const bool held_at_fault = reason == RetryReason::kNodeError && grant_.held_prefix_tokens() > 0 &&
+                             !decode_spoke_ && output_.size() <= 1;
+  if (state_ == SequenceState::kDecoding && !held_at_fault) {
     Fail(std::move(status), effects);
   } else {
     Retry(stage, reason, std::move(status), now, effects);

@@ -44,15 +44,14 @@ const char* Name(RetryReason reason);
 //   tokens             -          ignore            hold                deliver in order; hold (3)
 //   prefill finished   -          ignore            hold (4)            end; cancel decode
 //   prefill handed off -          ignore            hold (4)            note it
-//   prefill failed     -          ignore            retry               fail, unless decode speaks
-//   decode finished    -          retry             hold, then end      end when all tokens are in
-//   decode failed      -          retry             retry               fail
-//   prefill vanished   -          -                 retry               decode has handoff_timeout
-//   decode vanished    -          retry             retry               fail
-//   wait too long      end (5)    retry             retry               fail
-//   hole too long (3)  -          -                 retry               fail
-//   request deadline   end        end               end                 end   (DeadlineExceeded)
-//   client cancels     Done       Done, silent; what was placed is cancelled on its nodes
+//   prefill failed     -          ignore            retry               fail (6), unless decode
+//   speaks decode finished    -          retry             hold, then end      end when all tokens
+//   are in decode failed      -          retry             retry               fail (6) prefill
+//   vanished   -          -                 retry               decode has handoff_timeout decode
+//   vanished    -          retry             retry               fail wait too long      end (5)
+//   retry             retry               fail hole too long (3)  -          - retry fail request
+//   deadline   end        end               end                 end   (DeadlineExceeded) client
+//   cancels     Done       Done, silent; what was placed is cancelled on its nodes
 //
 //   (1) Busy and not ready say "not now, not there": back to the queue, which looks elsewhere. Too
 //       large excludes the node for good. Duplicate answers a message that came twice: ignored.
@@ -64,10 +63,14 @@ const char* Name(RetryReason reason);
 //   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are
 //       in; but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) ResourceExhausted, or what the caller of OnDeadline says.
+//   (6) Retry where decode held a prefix and has said nothing yet.
 //
 // retry: before anything was delivered the sequence may start over, on other nodes when there are
 // any: the seed is part of the request, so the answer is the same. The attempt is cancelled on both
-// nodes and the sequence goes back to the queue, at most max_retries times; then it fails.
+// nodes and the sequence goes back to the queue, at most max_retries times; then it fails. Where
+// decode held a prefix, that may have been at fault: the next attempt goes without (share_prefix).
+// Then it may start over as well when the hand-off fails after the first token was delivered, which
+// comes again and must be the same.
 // fail: ends with the status that tells why. Every end that is not the nodes' own word cancels the
 // attempt on both nodes.
 //
@@ -142,6 +145,8 @@ class SequenceSession {
   NodeId prefill() const { return prefill_; }    // 0: not placed.
   const proto::GrantInfo& grant() const { return grant_; }
   bool granted() const { return granted_; }
+  // Decode may hold a prefix of the prompt.
+  bool share_prefix() const { return share_prefix_; }
   bool work_begun() const { return work_begun_; }  // In any attempt: the prompt went to a node.
   const Times& times() const { return times_; }
   // Delivered so far: with the prompt and the seed, all that another node needs to go on.
@@ -159,7 +164,7 @@ class SequenceSession {
   bool whole() const;
   void Retry(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
              Effects& effects);
-  // Retry before the first token was delivered, Fail after.
+  // Retry before the first token was delivered, or where a held prefix may be at fault; else Fail.
   void Break(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
              Effects& effects);
   void Requeue(absl::Time now, Effects& effects);
@@ -173,6 +178,7 @@ class SequenceSession {
   SequenceState state_ = SequenceState::kQueued;
   int retries_ = 0;
   bool work_begun_ = false;
+  bool share_prefix_ = true;
   absl::Time queue_until_;  // For the queue; a node that is busy does not move it.
   absl::Time wait_until_;   // For whatever the state waits for.
   absl::Time gap_until_ = absl::InfiniteFuture();

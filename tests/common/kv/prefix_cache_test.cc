@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/mix.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -39,7 +40,7 @@ class PrefixCacheTest : public ::testing::Test {
   }
   int32_t Held(const std::vector<TokenId>& tokens, bool lossy_too = false,
                PrefixHash root = kRoot) {
-    return cache_.Find(root, tokens, lossy_too).end_block();
+    return cache_.Find(root, tokens, lossy_too).blocks.end_block();
   }
 
   static constexpr PrefixHash kRoot = 77;
@@ -48,9 +49,9 @@ class PrefixCacheTest : public ::testing::Test {
 };
 
 TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholeBlocks) {
-  EXPECT_TRUE(cache_.Find(kRoot, Tokens(40), false).empty());
+  EXPECT_TRUE(cache_.Find(kRoot, Tokens(40), false).blocks.empty());
   const std::vector<BlockId> blocks = Compute(Tokens(40));
-  const BlockTable held = cache_.Find(kRoot, Tokens(60), false);
+  const BlockTable held = cache_.Find(kRoot, Tokens(60), false).blocks;
   EXPECT_THAT(held.group(0), ElementsAre(blocks[0], blocks[1]));
   EXPECT_EQ(Held(Join(Tokens(20), Tokens(20, 500))), 1) << "they part in the second block";
   EXPECT_EQ(Held(Tokens(40, 500)), 0);
@@ -62,15 +63,59 @@ TEST_F(PrefixCacheTest, HashesFindTheSameBlocks) {
   Compute(Tokens(40), kAll, RootPrefix("a"));
   const std::vector<PrefixHash> hashes = PrefixHashes("a", Tokens(80));
   EXPECT_EQ(hashes.size(), 5u);
-  EXPECT_EQ(cache_.Find(hashes, false).end_block(), 2);
-  EXPECT_TRUE(cache_.Find(std::span(hashes).subspan(1), false).empty()) << "no block comes first";
+  EXPECT_EQ(cache_.Find(hashes, false).blocks.end_block(), 2);
+  EXPECT_TRUE(cache_.Find(std::span(hashes).subspan(1), false).blocks.empty())
+      << "no block comes first";
+}
+
+// Blocks of 16 tokens whose hash after `root` is that of `other`: of any 14, the last two can be
+// chosen so.
+std::vector<TokenId> Colliding(PrefixHash root, const std::vector<TokenId>& other, TokenId first) {
+  std::vector<TokenId> tokens = Tokens(kBlockTokens, first);
+  const auto before_last = [&](const std::vector<TokenId>& block) {
+    uint64_t hash = root;
+    for (size_t i = 0; i + 2 < kBlockTokens; i += 2) {
+      hash = SplitMix(hash ^ (static_cast<uint64_t>(static_cast<uint32_t>(block[i])) << 32 |
+                              static_cast<uint32_t>(block[i + 1])));
+    }
+    return hash;
+  };
+  const uint64_t last = static_cast<uint64_t>(static_cast<uint32_t>(other[14])) << 32 |
+                        static_cast<uint32_t>(other[15]);
+  const uint64_t chosen = last ^ before_last(other) ^ before_last(tokens);
+  tokens[14] = static_cast<TokenId>(chosen >> 32);
+  tokens[15] = static_cast<TokenId>(chosen & 0xffffffff);
+  return tokens;
+}
+
+TEST_F(PrefixCacheTest, PromptsOfOneHashAreToldApartByTheirTokens) {
+  const std::vector<TokenId> mine = Tokens(kBlockTokens);
+  const std::vector<TokenId> other = Colliding(kRoot, mine, 300);
+  ASSERT_EQ(NextPrefix(kRoot, mine), NextPrefix(kRoot, other));
+  Compute(mine);
+  EXPECT_EQ(Held(Join(mine, Tokens(1))), 1);
+  EXPECT_EQ(Held(Join(other, Tokens(1))), 0);
+  Compute(other);
+  EXPECT_EQ(Held(Join(other, Tokens(1))), 0) << "not kept while another has its hash";
+  const PrefixHash hash = NextPrefix(kRoot, other);
+  const PrefixCache::Found found = cache_.Find(std::span(&hash, 1), false);
+  EXPECT_EQ(found.blocks.end_block(), 1);
+  EXPECT_EQ(found.tokens, mine) << "as whoever asks by the hash must find out";
+}
+
+TEST_F(PrefixCacheTest, SaysHowMuchOfAPrefixIsExact) {
+  Compute(Tokens(48), /*exact_tokens=*/20);
+  EXPECT_EQ(cache_.Find(kRoot, Tokens(49), true).exact_tokens, 16);
+  EXPECT_EQ(cache_.Find(kRoot, Tokens(49), false).exact_tokens, 16);
+  Compute(Tokens(48));
+  EXPECT_EQ(cache_.Find(kRoot, Tokens(49), true).exact_tokens, 48);
 }
 
 TEST_F(PrefixCacheTest, WhatOnlyTheCacheHoldsIsFree) {
   Compute(Tokens(48));
   EXPECT_EQ(pool_.free_blocks(), 8);
-  BlockTable held = cache_.Find(kRoot, Tokens(40), false);
-  BlockTable again = cache_.Find(kRoot, Tokens(40), false);
+  BlockTable held = cache_.Find(kRoot, Tokens(40), false).blocks;
+  BlockTable again = cache_.Find(kRoot, Tokens(40), false).blocks;
   EXPECT_EQ(pool_.free_blocks(), 6) << "held twice, there once";
   held.Reset();
   EXPECT_EQ(pool_.free_blocks(), 6);
@@ -95,7 +140,7 @@ TEST_F(PrefixCacheTest, WhoNeedsBlocksGetsThoseUsedLongestAgo) {
 
 TEST_F(PrefixCacheTest, WhatSequencesHoldIsNotGivenAway) {
   Compute(Tokens(48));
-  const BlockTable held = cache_.Find(kRoot, Tokens(33), false);
+  const BlockTable held = cache_.Find(kRoot, Tokens(33), false).blocks;
   EXPECT_EQ(pool_.free_blocks(), 6);
   const auto rest = BlockTable::Acquire(pool_, 0, 6 * kBlockTokens);
   ASSERT_TRUE(rest.ok());
@@ -127,13 +172,14 @@ TEST_F(PrefixCacheTest, TwoThatComputedTheSameKeepItOnce) {
   ASSERT_TRUE(mine.ok());
   cache_.Keep(kRoot, Tokens(32), kAll, *mine);
   mine->Reset();
-  EXPECT_THAT(cache_.Find(kRoot, Tokens(33), false).group(0), ElementsAre(first[0], first[1]));
+  EXPECT_THAT(cache_.Find(kRoot, Tokens(33), false).blocks.group(0),
+              ElementsAre(first[0], first[1]));
   EXPECT_EQ(pool_.free_blocks(), 8);
 }
 
 TEST_F(PrefixCacheTest, ASharedPrefixGrowsByBlocksOfItsOwn) {
   const std::vector<BlockId> blocks = Compute(Tokens(32));
-  BlockTable table = cache_.Find(kRoot, Tokens(40), false);
+  BlockTable table = cache_.Find(kRoot, Tokens(40), false).blocks;
   ASSERT_TRUE(table.Extend(pool_, 60).ok());
   ASSERT_EQ(table.end_block(), 4);
   EXPECT_EQ(table.group(0)[0], blocks[0]);
@@ -156,10 +202,11 @@ TEST(PrefixCacheWindowTest, ALayerWithAWindowNeedsOnlyThatBeforeTheEnd) {
     table->ReleaseBefore(160);  // As a sequence that has computed them gives back.
     cache.Keep(root, Tokens(160), kAll, *table);
   }
-  EXPECT_EQ(cache.Find(root, Tokens(161), false).end_block(), 10);
-  EXPECT_EQ(cache.Find(root, Tokens(160), false).end_block(), 0) << "the window before 144 is gone";
+  EXPECT_EQ(cache.Find(root, Tokens(161), false).blocks.end_block(), 10);
+  EXPECT_EQ(cache.Find(root, Tokens(160), false).blocks.end_block(), 0)
+      << "the window before 144 is gone";
   EXPECT_EQ(pool.free_blocks(), 40);
-  BlockTable held = cache.Find(root, Tokens(200), false);
+  BlockTable held = cache.Find(root, Tokens(200), false).blocks;
   EXPECT_EQ(pool.free_blocks(), 40 - 10 - 2);
   held.ReleaseBefore(160 + 20);
   EXPECT_EQ(pool.free_blocks(), 40 - 10);
@@ -196,7 +243,7 @@ TEST(PrefixCacheRandomTest, WhatIsFoundIsWhatWasComputed) {
           for (int i = 0; i < kBlockTokens; ++i) tokens.push_back(token);
         }
         tokens.push_back(9);
-        BlockTable table = cache.Find(1, tokens, false);
+        BlockTable table = cache.Find(1, tokens, false).blocks;
         const int32_t held = table.end_block();
         for (int32_t g = 0; g < pool.groups().count(); ++g) {
           for (int32_t i = pool.groups().FirstBlock(g, held * kBlockTokens); i < held; ++i) {

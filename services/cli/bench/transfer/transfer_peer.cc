@@ -76,7 +76,7 @@ class DecodeSide final : private rpc::Channel::Handler, private decode::KvReceiv
     return receiver_.Reserve({.sequence = reserve.sequence(),
                               .router = router,
                               .prompt_tokens = reserve.prompt_tokens(),
-                              .held_prefix_tokens = 0,
+                              .held_prefix = {},
                               .lease_time = absl::Milliseconds(reserve.lease_ms()),
                               .lease = std::move(lease)});
   }

@@ -1,10 +1,14 @@
 #include "services/decode/scheduler/decode_scheduler.h"
 
 #include <map>
+#include <optional>
 #include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "common/kv/block_table.h"
+#include "common/kv/prefix_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,12 +20,28 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
+// Sequences that share nothing, by what blocks each holds.
+class Counts : public DecodeScheduler::Leases {
+ public:
+  explicit Counts(std::map<SequenceId, int64_t> its_held = {}) : held(std::move(its_held)) {}
+  int64_t Preempt(SequenceId id) override {
+    preempted.push_back(id);
+    return std::exchange(held[id], 0);
+  }
+  Resumed Resume(SequenceId id, int64_t) override { return {.taken = held[id] = to_resume}; }
+
+  std::map<SequenceId, int64_t> held;
+  int64_t to_resume = 0;
+  std::vector<SequenceId> preempted = {};
+};
+
 TEST(DecodeSchedulerTest, EverySequenceAdvancesByOneTokenAStep) {
   DecodeScheduler scheduler({.max_batch = 4, .step_rows = 8, .pool_blocks = 16});
   scheduler.Add(1, 10, 1);
   scheduler.Add(2, 20, 2);
-  const auto step = scheduler.Next(/*free_blocks=*/13);
-  EXPECT_THAT(step.preempt, IsEmpty());
+  Counts leases;
+  const auto step = scheduler.Next(/*free_blocks=*/13, leases);
+  EXPECT_THAT(leases.preempted, IsEmpty());
   EXPECT_THAT(step.change, IsEmpty());
   ASSERT_THAT(step.work, SizeIs(2));
   EXPECT_EQ(step.work[0].start, 9);
@@ -35,10 +55,11 @@ TEST(DecodeSchedulerTest, EverySequenceAdvancesByOneTokenAStep) {
 
 TEST(DecodeSchedulerTest, ABlockIsAddedJustBeforeTheRowThatNeedsIt) {
   DecodeScheduler scheduler({.max_batch = 4, .step_rows = 8, .pool_blocks = 4});
+  Counts leases;
   scheduler.Add(1, 16, 1);
-  EXPECT_THAT(scheduler.Next(3).change, IsEmpty());
+  EXPECT_THAT(scheduler.Next(3, leases).change, IsEmpty());
   scheduler.OnToken(1);
-  EXPECT_THAT(scheduler.Next(3).change, ElementsAre(Pair(1, 1)));
+  EXPECT_THAT(scheduler.Next(3, leases).change, ElementsAre(Pair(1, 1)));
 }
 
 TEST(DecodeSchedulerTest, WhenThePoolRunsOutTheYoungestGivesItsBlocksUp) {
@@ -46,8 +67,9 @@ TEST(DecodeSchedulerTest, WhenThePoolRunsOutTheYoungestGivesItsBlocksUp) {
   scheduler.Add(1, 17, 1);
   scheduler.Add(2, 10, 1);
   scheduler.Add(3, 30, 2);
-  const auto step = scheduler.Next(/*free_blocks=*/0);
-  EXPECT_THAT(step.preempt, ElementsAre(3));
+  Counts leases({{1, 1}, {2, 1}, {3, 2}});
+  const auto step = scheduler.Next(/*free_blocks=*/0, leases);
+  EXPECT_THAT(leases.preempted, ElementsAre(3));
   EXPECT_THAT(step.change, ElementsAre(Pair(1, 1)));
   ASSERT_THAT(step.work, SizeIs(2));
   EXPECT_EQ(scheduler.preempted(), 1);
@@ -56,7 +78,8 @@ TEST(DecodeSchedulerTest, WhenThePoolRunsOutTheYoungestGivesItsBlocksUp) {
   // 2 ends: 3 comes back with room for all its tokens and recomputes them in chunks.
   scheduler.OnToken(1);
   scheduler.Remove(2);
-  const auto back = scheduler.Next(/*free_blocks=*/2);
+  leases.to_resume = 2;
+  const auto back = scheduler.Next(/*free_blocks=*/2, leases);
   EXPECT_THAT(back.change, ElementsAre(Pair(3, 2)));
   ASSERT_THAT(back.work, SizeIs(2));
   EXPECT_TRUE(back.work[1].recompute);
@@ -69,13 +92,14 @@ TEST(DecodeSchedulerTest, MoreThanABatchWaitsItsTurnInOrderOfArrival) {
   DecodeScheduler scheduler({.max_batch = 2, .step_rows = 2, .pool_blocks = 8});
   for (SequenceId id = 1; id <= 3; ++id) scheduler.Add(id, 5, 1);
   EXPECT_EQ(scheduler.running(), 2);
-  const auto step = scheduler.Next(5);
+  Counts leases;
+  const auto step = scheduler.Next(5, leases);
   ASSERT_THAT(step.work, SizeIs(2));
   EXPECT_EQ(step.work[0].id, 1u);
   EXPECT_EQ(step.work[1].id, 2u);
   scheduler.Remove(1);
   scheduler.OnToken(2);
-  EXPECT_EQ(scheduler.Next(6).work.back().id, 3u);
+  EXPECT_EQ(scheduler.Next(6, leases).work.back().id, 3u);
 }
 
 // A model of the pool: whatever arrives and ends, blocks are never over-committed, rows of each
@@ -89,11 +113,27 @@ TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) 
     struct Model {
       int32_t tokens, target, computed, blocks;
     };
-    std::map<SequenceId, Model> live;
-    int32_t free = kPool;
+    struct : DecodeScheduler::Leases {
+      int64_t Preempt(SequenceId id) override {
+        Model& model = live.at(id);
+        const int32_t freed = std::exchange(model.blocks, 0);
+        free += freed;
+        model.computed = 0;
+        ++preemptions;
+        return freed;
+      }
+      Resumed Resume(SequenceId id, int64_t) override {
+        return {.taken = kv::BlocksFor(live.at(id).tokens)};
+      }
+      std::map<SequenceId, Model> live;
+      int32_t free = kPool;
+      int preemptions = 0;
+    } leases;
+    std::map<SequenceId, Model>& live = leases.live;
+    int32_t& free = leases.free;
+    const int& preemptions = leases.preemptions;
     int started = 0;
     int finished = 0;
-    int preemptions = 0;
     for (int round = 0; round < 20000 && finished < 60; ++round) {
       if (started < 60 && rng() % 3 == 0) {
         const auto prompt = static_cast<int32_t>(1 + rng() % 60);
@@ -106,13 +146,7 @@ TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) 
           scheduler.Add(id, prompt + 1, blocks);
         }
       }
-      const auto step = scheduler.Next(free);
-      for (SequenceId id : step.preempt) {
-        free += live.at(id).blocks;
-        live.at(id).blocks = 0;
-        live.at(id).computed = 0;
-        ++preemptions;
-      }
+      const auto step = scheduler.Next(free, leases);
       for (const auto& [id, more] : step.change) {
         free -= more;
         live.at(id).blocks += more;
@@ -147,89 +181,147 @@ TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) 
   }
 }
 
-// The plan's counts are those of real tables, which do with them what DecodeNode does.
-TEST(DecodeSchedulerTest, CountsWhatSequencesWithWindowsHold) {
-  const kv::KvGroups groups(
-      std::vector<kv::Reach>{{}, {.window = 20}, {.chunk = 48}, {.window = 20}});
-  ASSERT_EQ(groups.count(), 4);
+// The plan's counts are those of real tables, which do with them what DecodeNode does; with a cache
+// they share prefixes, lose them and find them again.
+void PlanForTables(const kv::KvGroups& groups, bool with_cache) {
   constexpr int32_t kRows = 24;
   const auto pool_blocks = static_cast<int32_t>(groups.MostBlocks(130, kRows));
-  for (uint32_t seed = 1; seed <= 5; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  int shared_prompts = 0;
+  int shared_recomputes = 0;
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed << (with_cache ? ", a cache" : ""));
     std::mt19937 rng(seed);
     kv::BlockPool pool(pool_blocks, groups);
+    std::optional<kv::PrefixCache> cache;
+    if (with_cache) cache.emplace(pool);
     DecodeScheduler scheduler(
         {.max_batch = 4, .step_rows = kRows, .pool_blocks = pool_blocks, .groups = groups});
+    constexpr kv::PrefixHash kRoot = 1;
     struct Model {
-      int32_t tokens = 0;
-      int32_t target = 0;
+      std::vector<TokenId> tokens;
+      size_t target = 0;
       int32_t computed = 0;
       bool reserved = false;
       kv::BlockTable table;
     };
-    std::map<SequenceId, Model> live;
+    struct Tables : DecodeScheduler::Leases {
+      int64_t Preempt(SequenceId id) override {
+        Model& model = live.at(id);
+        const int32_t before = pool->free_blocks();
+        Keep(model);
+        model.table.Reset();
+        model.computed = 0;
+        ++preemptions;
+        return pool->free_blocks() - before;
+      }
+      Resumed Resume(SequenceId id, int64_t free_blocks) override {
+        Model& model = live.at(id);
+        const int32_t before = pool->free_blocks();
+        const int64_t most =
+            pool->groups().MostBlocks(static_cast<int64_t>(model.tokens.size()), kRows);
+        if (cache != nullptr) model.table = cache->Find(kRoot, model.tokens, false).blocks;
+        int64_t need = most + model.table.shared_in_windows();
+        if (before - pool->free_blocks() + need - model.table.held_blocks() > free_blocks) {
+          model.table.Reset();
+          need = most;
+        }
+        EXPECT_TRUE(model.table.Reserve(*pool, need).ok());
+        model.computed = static_cast<int32_t>(model.table.capacity_tokens());
+        model.reserved = true;
+        if (model.computed > 0) ++resumed_early;
+        return {.tokens = model.computed, .taken = before - pool->free_blocks()};
+      }
+      void Keep(const Model& model) {
+        if (cache == nullptr) return;
+        cache->Keep(kRoot, std::span(model.tokens).first(static_cast<size_t>(model.computed)),
+                    1 << 30, model.table);
+      }
+      kv::BlockPool* pool = nullptr;
+      kv::PrefixCache* cache = nullptr;
+      std::map<SequenceId, Model> live;
+      int preemptions = 0;
+      int resumed_early = 0;
+    } leases;
+    leases.pool = &pool;
+    leases.cache = with_cache ? &*cache : nullptr;
+    std::map<SequenceId, Model>& live = leases.live;
     int started = 0;
     int finished = 0;
-    int preemptions = 0;
     for (int round = 0; round < 20000 && finished < 60; ++round) {
       if (started < 60 && rng() % 3 == 0) {
         const auto prompt = static_cast<int32_t>(1 + rng() % 60);
         const int64_t end = kv::BlocksFor(prompt) + 1;
-        const int64_t blocks = groups.BlocksHeld(prompt, end);
-        if (blocks + scheduler.headroom_blocks() <= pool.free_blocks()) {
+        Model model;
+        // Few kinds of tokens, so that prompts often begin alike.
+        const auto token = static_cast<TokenId>(rng() % 3);
+        model.tokens.assign(static_cast<size_t>(prompt) + 1, token);
+        model.target = model.tokens.size() + 1 + rng() % 70;
+        model.computed = prompt;
+        if (with_cache) {
+          model.table =
+              cache->Find(kRoot, std::span(model.tokens).first(model.tokens.size() - 1), false)
+                  .blocks;
+        }
+        if (!model.table.empty()) ++shared_prompts;
+        model.table.ReleaseBefore(prompt);
+        const int64_t missing = groups.BlocksHeld(prompt, end) - model.table.held_blocks();
+        if (missing + scheduler.headroom_blocks() <= pool.free_blocks()) {
           const SequenceId id = static_cast<SequenceId>(++started);
-          const auto extra = static_cast<int32_t>(1 + rng() % 70);
-          Model& model = live[id];
-          model.tokens = prompt + 1;
-          model.target = prompt + 1 + extra;
-          model.computed = prompt;
-          model.table = kv::BlockTable::Acquire(pool, prompt, end * kv::kBlockTokens).value();
-          ASSERT_EQ(model.table.held_blocks(), blocks);
-          scheduler.Add(id, prompt + 1, static_cast<int32_t>(end));
+          ASSERT_TRUE(model.table.Extend(pool, end * kv::kBlockTokens).ok());
+          leases.Keep(model);
+          live[id] = std::move(model);
+          scheduler.Add(id, prompt + 1, static_cast<int32_t>(end),
+                        with_cache ? prompt / kv::kBlockTokens : 0);
         }
       }
-      const int32_t free = pool.free_blocks();
-      const auto step = scheduler.Next(free);
-      for (SequenceId id : step.preempt) {
-        live.at(id).table.Reset();
-        live.at(id).computed = 0;
-        ++preemptions;
-      }
-      std::map<SequenceId, int64_t> held_before;
-      for (const auto& [id, model] : live) held_before[id] = model.table.held_blocks();
+      const auto step = scheduler.Next(pool.free_blocks(), leases);
       for (const auto& work : step.work) {
         Model& model = live.at(work.id);
         ASSERT_EQ(work.start, model.computed);
-        if (work.recompute && work.start == 0) {
-          ASSERT_TRUE(model.table.Reserve(pool, groups.MostBlocks(model.tokens, kRows)).ok());
-          model.reserved = true;
-        }
         if (!work.recompute) model.reserved = false;
+        const int64_t before = model.table.held_blocks();
         model.table.ReleaseBefore(work.start);
         ASSERT_TRUE(model.table.Extend(pool, work.start + work.rows).ok()) << "round " << round;
         if (!model.reserved) model.table.ReleaseSpare();
+        if (!with_cache && !work.recompute) {
+          int64_t change = 0;
+          for (const auto& [id, blocks] : step.change) change += id == work.id ? blocks : 0;
+          ASSERT_EQ(model.table.held_blocks() - before, change) << "round " << round;
+        }
         model.computed += work.rows;
-      }
-      std::map<SequenceId, int64_t> change;
-      for (const auto& [id, blocks] : step.change) change[id] += blocks;
-      for (const auto& [id, model] : live) {
-        ASSERT_EQ(model.table.held_blocks() - held_before[id], change[id]) << "round " << round;
       }
       for (const auto& work : step.work) {
         Model& model = live.at(work.id);
         if (!work.samples) continue;
-        ++model.tokens;
+        model.tokens.push_back(static_cast<TokenId>(rng() % 2));
         scheduler.OnToken(work.id);
-        if (model.tokens < model.target) continue;
+        if (model.tokens.size() < model.target) continue;
+        leases.Keep(model);
         scheduler.Remove(work.id);
         live.erase(work.id);
         ++finished;
       }
     }
     EXPECT_EQ(finished, 60);
-    EXPECT_GT(preemptions, 0) << "the pool is small enough that this test must preempt";
+    EXPECT_GT(leases.preemptions, 0) << "the pool is small enough that this test must preempt";
     EXPECT_EQ(pool.free_blocks(), pool_blocks);
+    shared_recomputes += leases.resumed_early;
   }
+  EXPECT_EQ(shared_prompts > 0, with_cache);
+  EXPECT_EQ(shared_recomputes > 0, with_cache);
+}
+
+TEST(DecodeSchedulerTest, CountsWhatSequencesHold) {
+  PlanForTables(kv::KvGroups(), /*with_cache=*/false);
+  PlanForTables(kv::KvGroups(), /*with_cache=*/true);
+}
+
+TEST(DecodeSchedulerTest, CountsWhatSequencesWithWindowsHold) {
+  const kv::KvGroups groups(
+      std::vector<kv::Reach>{{}, {.window = 20}, {.chunk = 48}, {.window = 20}});
+  ASSERT_EQ(groups.count(), 4);
+  PlanForTables(groups, /*with_cache=*/false);
+  PlanForTables(groups, /*with_cache=*/true);
 }
 
 // gpt-oss-20b: 12 layers of each kind.
@@ -241,9 +333,10 @@ TEST(DecodeSchedulerTest, ALongSequenceWithWindowsCostsHalf) {
   DecodeScheduler scheduler(
       {.max_batch = 1, .step_rows = 1, .pool_blocks = 1 << 20, .groups = groups});
   scheduler.Add(1, kTokens, kTokens / kv::kBlockTokens);
+  Counts leases;
   int64_t held = groups.BlocksHeld(kTokens - 1, kTokens / kv::kBlockTokens);
   for (int i = 0; i < 100; ++i) {
-    for (const auto& [id, change] : scheduler.Next(1 << 19).change) held += change;
+    for (const auto& [id, change] : scheduler.Next(1 << 19, leases).change) held += change;
     scheduler.OnToken(1);
     EXPECT_LE(held, kTokens / kv::kBlockTokens + i / kv::kBlockTokens + 1 + 9);
   }

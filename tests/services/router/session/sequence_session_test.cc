@@ -36,9 +36,10 @@ class SequenceSessionTest : public ::testing::Test {
   absl::Time Now() const { return clock_.Now(); }
 
   void ToReserving() { session_->OnReserveSent(kDecode, kWire, Now()); }
-  Effects Grant(NodeId from = kDecode) {
+  Effects Grant(NodeId from = kDecode, int32_t held_prefix_tokens = 0) {
     proto::GrantInfo grant;
     grant.set_grant_id(5);
+    grant.set_held_prefix_tokens(held_prefix_tokens);
     return session_->OnGranted(from, grant, Now());
   }
   void ToPrefilling() {
@@ -293,6 +294,48 @@ TEST_F(SequenceSessionTest, AHoleThatStaysIsNeverSkipped) {
   ExpectEnd(effects, absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("token 2"));
   EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+}
+
+// The hashes that decode found it by may have lied.
+TEST_F(SequenceSessionTest, WithoutTheHeldPrefixThatMayBeAtFaultItStartsOver) {
+  const auto to_decoding = [&](int32_t held, int first = 100) {
+    ToReserving();
+    ASSERT_TRUE(Grant(kDecode, held).place_prefill);
+    session_->OnPrefillSent(kPrefill, Now());
+    First(first);
+    ASSERT_EQ(session_->state(), SequenceState::kDecoding);
+  };
+  code_ = absl::StatusCode::kAborted;
+  to_decoding(16);
+  EXPECT_TRUE(session_->share_prefix());
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kHandoff, RetryReason::kNodeError);
+  EXPECT_FALSE(session_->share_prefix());
+
+  ToReserving();
+  Grant(kDecode, 0);
+  session_->OnPrefillSent(kPrefill, Now());
+  EXPECT_FALSE(First().first.has_value()) << "the client has it already";
+  EXPECT_EQ(session_->state(), SequenceState::kDecoding);
+  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
+
+  Make();
+  to_decoding(16);
+  Say(kPrefill, Terminal::KIND_FAILED);
+  EXPECT_EQ(session_->state(), SequenceState::kQueued) << "prefill's word of it will do";
+  ToReserving();
+  Grant(kDecode, 0);
+  session_->OnPrefillSent(kPrefill, Now());
+  ExpectEnd(First(101), absl::StatusCode::kInternal);
+
+  Make();
+  to_decoding(16);
+  Tokens(1, 1);
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
+
+  Make();
+  to_decoding(0);
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
 }
 
 TEST_F(SequenceSessionTest, AClosedHoleIsForgotten) {
