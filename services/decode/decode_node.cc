@@ -16,7 +16,6 @@ using node::NodeMetrics;
 
 namespace {
 
-const kv::PrefixHash kRootPrefix = kv::RootPrefix("");
 constexpr int32_t kAllExact = std::numeric_limits<int32_t>::max();
 
 DecodeScheduler::Options WithGroups(DecodeScheduler::Options options, engine::Engine& engine) {
@@ -271,6 +270,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   stream.adopted = loop_.Now();
   stream.sequence = *std::move(sequence);
   stream.policy = *policy;
+  stream.root_prefix = kv::RootPrefix(adopted.body.cache_salt());
   if (!held_exact || !adopted.same_class) stream.exact_tokens = granted.exact_tokens;
   KeepPrefix(stream);
   MaybeStep();
@@ -383,7 +383,7 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
   stream.exact_tokens = kAllExact;  // Recomputed rows are.
   if (prefixes_.has_value()) {
     kv::PrefixCache::Found found =
-        prefixes_->Find(kRootPrefix, sequence.tokens(), MayBeLossy(stream.policy));
+        prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
     if (!found.blocks.empty()) {
       const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
       // As ReserveBlocks() will lease.
@@ -406,7 +406,7 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
 void DecodeNode::KeepPrefix(const Stream& stream) {
   if (!prefixes_.has_value()) return;
   const engine::Sequence& sequence = *stream.sequence;
-  prefixes_->Keep(kRootPrefix,
+  prefixes_->Keep(stream.root_prefix,
                   sequence.tokens().first(static_cast<size_t>(sequence.computed_tokens())),
                   stream.exact_tokens, sequence.blocks());
 }

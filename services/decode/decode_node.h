@@ -72,6 +72,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
     std::optional<moe::Policy> policy;  // Asked for by the request.
+    kv::PrefixHash root_prefix = 0;
     // Of the leading rows, those whose KV no lossy plan has touched.
     int32_t exact_tokens = std::numeric_limits<int32_t>::max();
     absl::Time adopted;

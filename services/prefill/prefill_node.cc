@@ -14,8 +14,6 @@
 namespace lynx::prefill {
 namespace {
 
-const kv::PrefixHash kRootPrefix = kv::RootPrefix("");
-
 proto::Terminal TerminalOf(proto::Terminal::Kind kind) {
   proto::Terminal terminal;
   terminal.set_kind(kind);
@@ -126,6 +124,10 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
                   absl::StrCat("a grant of ", request.grant().blocks(), " blocks, ", held,
                                " tokens held, does not take ", tokens, " prompt tokens"));
   }
+  if (request.cache_salt().size() > kv::kMaxSaltBytes) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat("a cache salt of ", request.cache_salt().size(), " bytes"));
+  }
   const int64_t blocks = engine_.pool().groups().MostBlocks(tokens, options_.scheduler.step_rows);
   if (blocks > engine_.pool().capacity_blocks()) {
     return Refuse(router, id, Refused::REASON_TOO_LARGE,
@@ -149,6 +151,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   job.sequence = *std::move(sequence);
   job.grant = request.grant();
   job.sampling = request.sampling();
+  job.cache_salt = request.cache_salt();
   job.arrived = loop_.Now();
   job.deadline = deadline;
   job.deadline_timer = loop_.RunAfter(allowed, [this, id] {
@@ -180,7 +183,9 @@ absl::Status PrefillNode::LeaseBlocks(Job& job) {
   };
   // Log-probabilities of a prompt need logits of all its rows.
   if (!prefixes_.has_value() || job.sampling.prompt_logprobs()) return reserve();
-  kv::BlockTable held = prefixes_->Find(kRootPrefix, sequence.prompt(), /*lossy_too=*/false).blocks;
+  kv::BlockTable held =
+      prefixes_->Find(kv::RootPrefix(job.cache_salt), sequence.prompt(), /*lossy_too=*/false)
+          .blocks;
   if (held.empty()) return reserve();
   job.cached_tokens = static_cast<int32_t>(held.capacity_tokens());
   sequence.AdoptKv(std::move(held), job.cached_tokens);
@@ -321,7 +326,7 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   if (!result.has_token) return;
   if (prefixes_.has_value()) {
     const std::span<const TokenId> prompt = job.sequence->prompt();
-    prefixes_->Keep(kRootPrefix, prompt, static_cast<int32_t>(prompt.size()),
+    prefixes_->Keep(kv::RootPrefix(job.cache_salt), prompt, static_cast<int32_t>(prompt.size()),
                     job.sequence->blocks());
   }
   metrics_.output_tokens.Increment();
@@ -353,6 +358,7 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   *body.mutable_sampling() = job.sampling;
   *body.mutable_first_token() = token;
   body.set_router(job.router);
+  body.set_cache_salt(job.cache_salt);
   body.set_blocks(
       static_cast<int32_t>(kv::BlocksFor(static_cast<int64_t>(job.sequence->prompt().size()))));
   const absl::Status committed = sender_.Commit(job.handoff, body);

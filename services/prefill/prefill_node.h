@@ -63,6 +63,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     std::unique_ptr<engine::Sequence> sequence;
     proto::GrantInfo grant;
     proto::SamplingParams sampling;  // As received, for the commit.
+    std::string cache_salt;
     proto::FirstToken first;         // Collects the prompt's log-probabilities.
     absl::Time arrived;
     absl::Time deadline;

@@ -80,9 +80,11 @@ void Append(std::vector<TokenId>& text, size_t tokens, std::mt19937& rng) {
 
 // One answer, which must come.
 std::vector<TokenId> Ask(SimCluster& cluster, const std::vector<TokenId>& prompt,
-                         const proto::SamplingParams& sampling) {
+                         const proto::SamplingParams& sampling, const std::string& salt = "") {
   RecordingSink sink;
-  cluster.Submit(prompt, sampling, sink);
+  const auto id =
+      cluster.service().Start({.prompt = prompt, .sampling = sampling, .cache_salt = salt}, sink);
+  EXPECT_TRUE(id.ok()) << id.status();
   EXPECT_TRUE(cluster.RunUntil([&] { return sink.ended; }));
   EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
   return sink.ids();
@@ -305,6 +307,24 @@ TEST(PrefixClusterTest, AnExactRequestThatWasHeldLossyBlocksStartsOver) {
   LossyTalk talk(options);
   EXPECT_EQ(talk.AskOn("exact"), 0);
   EXPECT_EQ(Sum(talk.cluster.RouterMetrics(), "lynx_router_retries_total"), 4);
+}
+
+// Whoever does not know a tenant's salt cannot tell by the time an answer takes what others asked.
+TEST(PrefixClusterTest, OnlyPromptsOfOneSaltShare) {
+  SimCluster cluster({});
+  Alone alone({});
+  std::mt19937 rng(3);
+  std::vector<TokenId> prompt;
+  Append(prompt, 70, rng);
+  const std::vector<TokenId> want = alone.Answer(prompt, PlainSampling(20));
+  double cached = 0;
+  for (const auto& [salt, shared] : std::vector<std::pair<std::string, double>>{
+           {"a", 0}, {"b", 0}, {"", 0}, {"a", 64}, {"", 64}, {"ab", 0}}) {
+    EXPECT_EQ(Ask(cluster, prompt, PlainSampling(20), salt), want);
+    cached += shared;
+    EXPECT_EQ(Tokens(cluster, "prefill-0", "cached"), cached) << "salt " << salt;
+    EXPECT_EQ(Tokens(cluster, "decode-0", "held"), cached) << "salt " << salt;
+  }
 }
 
 class OtherClassRunner final : public testing::WrappedModelRunner {

@@ -15,6 +15,7 @@
 #include "common/base/json_shape.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
+#include "common/kv/prefix_hash.h"
 #include "common/moe/policy.h"
 #include "common/moe/presets.h"
 #include "services/router/front/api_error.h"
@@ -286,6 +287,19 @@ absl::Status ReadLynx(const Json& body, const RequestLimits& limits, ApiRequest&
   return absl::OkStatus();
 }
 
+absl::Status ReadCacheSalt(const Json& body, ApiRequest& out) {
+  const Json* value = Find(body, "cache_salt");
+  if (value == nullptr) return absl::OkStatus();
+  if (!value->is_string()) return TypeError("cache_salt", "a string", *value);
+  const std::string& salt = value->get_ref<const std::string&>();
+  if (salt.empty() || salt.size() > kv::kMaxSaltBytes) {
+    return FieldError("cache_salt", absl::StrCat("'cache_salt' must have 1 to ", kv::kMaxSaltBytes,
+                                                 " bytes, but it has ", salt.size()));
+  }
+  out.cache_salt = salt;
+  return absl::OkStatus();
+}
+
 absl::Status ReadModel(const Json& body, const RequestLimits& limits, std::string& out) {
   const Json* value = Find(body, "model");
   if (value == nullptr) return FieldError("model", "'model' is required");
@@ -515,6 +529,7 @@ absl::Status ReadStreaming(const Json& body, ApiRequest& out) {
 absl::Status ReadCommon(const Json& body, const RequestLimits& limits, ApiRequest& out) {
   LYNX_RETURN_IF_ERROR(RefuseUnserved(body, out.api));
   LYNX_RETURN_IF_ERROR(ReadLynx(body, limits, out));
+  LYNX_RETURN_IF_ERROR(ReadCacheSalt(body, out));
   LYNX_RETURN_IF_ERROR(ReadBool(body, "echo", out.echo));
   if (out.echo && out.api == Api::kChat) {
     return FieldError("echo", "'echo' is not supported in chat", "unsupported_parameter");

@@ -75,6 +75,7 @@ struct ApiRequest {
   bool echo = false;
   bool stream = false;
   bool include_usage = false;
+  std::string cache_salt;  // Empty: none.
 };
 
 // Both return InvalidArgument or NotFound (unknown model) as made by api_error.h, with the model if

@@ -102,6 +102,7 @@ void CompletionSession::Start(std::function<void()> finished) {
       sequence.deadline = prepared_.received + context_.request_timeout;
     }
     sequence.request_id = prepared_.head.id;
+    sequence.cache_salt = request.cache_salt;
     auto id = context_.service.Start(std::move(sequence), *choice);
     if (!id.ok()) {
       Fail(id.status(), absl::Seconds(1), /*work_begun=*/false);

@@ -71,7 +71,8 @@ ClusterService::Entry::Entry(SequenceRequest request, const SequenceSession::Opt
                              absl::Time now, SequenceSink& its_sink)
     : session(std::move(request), options, now),
       prefix(kv::PrefixHashes(
-          "", std::span(session.request().prompt).first(session.request().prompt.size() - 1))),
+          session.request().cache_salt,
+          std::span(session.request().prompt).first(session.request().prompt.size() - 1))),
       sink(its_sink),
       arrived(now) {}
 
@@ -373,6 +374,7 @@ void ClusterService::PlacePrefill(SequenceId id) {
     prefill.mutable_tokens()->Add(session.request().prompt.begin(), session.request().prompt.end());
     *prefill.mutable_sampling() = session.request().sampling;
     *prefill.mutable_grant() = session.grant();
+    prefill.set_cache_salt(session.request().cache_salt);
     prefill.set_deadline_ms(Milliseconds(
         std::min(session.request().deadline - now, options_.session.first_token_timeout)));
     if (!nodes_.Send(node, std::move(envelope)).ok()) {

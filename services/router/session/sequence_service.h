@@ -21,6 +21,7 @@ struct SequenceRequest {
   proto::SamplingParams sampling;  // Complete and checked.
   absl::Time deadline = absl::InfiniteFuture();
   std::string request_id = {};  // For logs only.
+  std::string cache_salt = {};  // Shares KV with prompts of the same salt only.
 };
 
 // How a sequence ended.

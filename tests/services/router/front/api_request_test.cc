@@ -348,6 +348,26 @@ TEST(ApiRequestTest, APolicyTravelsInItsCanonicalForm) {
   }
 }
 
+TEST(ApiRequestTest, ACacheSaltIsATextOfSomeBytes) {
+  const std::string longest(256, 's');
+  for (const auto& [field, salt] : std::vector<std::pair<std::string, std::string>>{
+           {R"("cache_salt":null)", ""},
+           {R"("cache_salt":"tenant 7")", "tenant 7"},
+           {R"("cache_salt":")" + longest + "\"", longest}}) {
+    const auto completion = ParseCompletionRequest(Completion(field), Limits());
+    ASSERT_THAT(completion, IsOk()) << field;
+    EXPECT_EQ(completion->cache_salt, salt);
+    const auto chat = ParseChatRequest(Chat(field), Limits());
+    ASSERT_THAT(chat, IsOk()) << field;
+    EXPECT_EQ(chat->cache_salt, salt);
+  }
+  for (const std::string& bad :
+       {std::string("\"\""), "\"" + longest + "s\"", std::string("7"), std::string("[\"a\"]")}) {
+    const auto chat = ParseChatRequest(Chat("\"cache_salt\":" + bad), Limits());
+    EXPECT_THAT(chat, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'cache_salt'")));
+  }
+}
+
 TEST(ApiRequestTest, ABadPolicyIsRefusedByItsField) {
   for (const auto& [lynx, param, message] :
        std::vector<std::tuple<std::string, std::string, std::string>>{
