@@ -101,6 +101,7 @@ void PrefixCache::Keep(PrefixHash root, std::span<const TokenId> tokens, int32_t
     auto [it, added] = nodes_.try_emplace(key);
     if (added) {
       it->second = std::make_unique<Node>();
+      ledger_.Add(hash);
       Node& node = *it->second;
       node.key = key;
       node.parent = parent;
@@ -136,6 +137,7 @@ void PrefixCache::Forget(Node& node) {
   if (node.parent != nullptr && --node.parent->children == 0) {
     leaves_.emplace(node.parent->used, node.parent);
   }
+  ledger_.Remove(node.key.hash);
   nodes_.erase(node.key);
 }
 

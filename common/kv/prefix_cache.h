@@ -13,6 +13,7 @@
 #include "common/kv/block_pool.h"
 #include "common/kv/block_table.h"
 #include "common/kv/prefix_hash.h"
+#include "common/kv/prefix_ledger.h"
 
 namespace lynx::kv {
 
@@ -53,6 +54,8 @@ class PrefixCache final : private BlockPool::Reclaimer {
   void Keep(PrefixHash root, std::span<const TokenId> tokens, int32_t exact_tokens,
             const BlockTable& blocks);
 
+  // What it holds, for others to follow. In layers with windows not all of it may be of use.
+  const PrefixLedger& ledger() const { return ledger_; }
   size_t size() const { return nodes_.size(); }  // Prefixes, each a block longer than another.
 
  private:
@@ -83,6 +86,7 @@ class PrefixCache final : private BlockPool::Reclaimer {
   BlockPool& pool_;
   std::unordered_map<Key, std::unique_ptr<Node>, HashKey> nodes_;
   std::map<uint64_t, Node*> leaves_;  // By last use.
+  PrefixLedger ledger_;
   uint64_t clock_ = 0;
 };
 

@@ -86,6 +86,12 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
     proto::Envelope reply;
     *reply.mutable_node_status() = delegate_.Status();
     Reply(peer, sender, std::move(reply));
+    it->second.prefixes_told.reset();
+    if (envelope.ping().has_prefixes_seen()) {
+      // What was told since then may have been lost.
+      it->second.prefixes_told = envelope.ping().prefixes_seen();
+      ReportPrefixes(sender, it->second);
+    }
     return;
   }
   // Requests meant for a former self, or of a router we do not hear, are not ours to serve: the
@@ -136,11 +142,31 @@ void NodeControl::LoadChanged() {
 void NodeControl::BroadcastStatus() {
   last_broadcast_ = loop_.Now();
   const proto::NodeStatus status = delegate_.Status();
-  for (const auto& [incarnation, router] : routers_) {
+  const kv::PrefixLedger* prefixes = delegate_.Prefixes();
+  for (auto& [incarnation, router] : routers_) {
     proto::Envelope envelope;
     *envelope.mutable_node_status() = status;
     Reply(router.peer, incarnation, std::move(envelope));
+    if (prefixes != nullptr &&
+        router.prefixes_told.value_or(prefixes->changes()) != prefixes->changes()) {
+      ReportPrefixes(incarnation, router);
+    }
   }
+}
+
+void NodeControl::ReportPrefixes(Incarnation incarnation, Router& router) {
+  const kv::PrefixLedger* prefixes = delegate_.Prefixes();
+  if (prefixes == nullptr) return;
+  const kv::PrefixLedger::Report report = prefixes->Since(*router.prefixes_told);
+  proto::Envelope envelope;
+  proto::PrefixReport& message = *envelope.mutable_prefix_report();
+  message.set_from(report.from);
+  message.set_to(report.to);
+  message.mutable_added()->Add(report.added.begin(), report.added.end());
+  message.mutable_removed()->Add(report.removed.begin(), report.removed.end());
+  message.set_digest(report.digest);
+  router.prefixes_told = report.to;
+  Reply(router.peer, incarnation, std::move(envelope));
 }
 
 void NodeControl::Reply(rpc::PeerId peer, Incarnation router, proto::Envelope envelope) {

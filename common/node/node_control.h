@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "absl/time/time.h"
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
+#include "common/kv/prefix_ledger.h"
 #include "common/proto/control.pb.h"
 #include "common/rpc/channel.h"
 
@@ -48,6 +50,8 @@ class NodeControl final : public rpc::Channel::Handler {
     virtual void OnRouterLost(Incarnation router) = 0;
     // A heartbeat arrived: what is leased for these sequences of the router lives on.
     virtual void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) = 0;
+    // What the node keeps of prompts; null: nothing. Lives as long as the delegate.
+    virtual const kv::PrefixLedger* Prefixes() const { return nullptr; }
   };
 
   // All references outlive this object.
@@ -75,11 +79,13 @@ class NodeControl final : public rpc::Channel::Handler {
     rpc::PeerId peer = 0;
     absl::Time last_heard;
     uint64_t membership = 0;
+    std::optional<uint64_t> prefixes_told;  // Changes; nothing: it does not want to know.
   };
 
   void CheckRouters();
   // False: `membership` is one that the router itself has left behind.
   bool Follow(Incarnation router, uint64_t membership);
+  void ReportPrefixes(Incarnation incarnation, Router& router);
   void Reply(rpc::PeerId peer, Incarnation router, proto::Envelope envelope);
 
   const Options options_;

@@ -21,6 +21,7 @@ constexpr std::pair<int, const char*> kKinds[] = {
     {Envelope::kFirstToken, "first_token"},
     {Envelope::kTokenBatch, "token_batch"},
     {Envelope::kTerminal, "terminal"},
+    {Envelope::kPrefixReport, "prefix_report"},
     {Envelope::BODY_NOT_SET, "unknown"},
 };
 

@@ -84,6 +84,9 @@ class DecodeNode final : private node::NodeControl::Delegate,
   proto::NodeStatus Status() override;
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
+  const kv::PrefixLedger* Prefixes() const override {
+    return prefixes_.has_value() ? &prefixes_->ledger() : nullptr;
+  }
   void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override;
 
   void OnReserve(Incarnation router, const proto::Reserve& request);

@@ -64,7 +64,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     proto::GrantInfo grant;
     proto::SamplingParams sampling;  // As received, for the commit.
     std::string cache_salt;
-    proto::FirstToken first;         // Collects the prompt's log-probabilities.
+    proto::FirstToken first;  // Collects the prompt's log-probabilities.
     absl::Time arrived;
     absl::Time deadline;
     absl::Time cancelled = absl::InfiniteFuture();
@@ -82,6 +82,9 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   proto::NodeStatus Status() override;
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
+  const kv::PrefixLedger* Prefixes() const override {
+    return prefixes_.has_value() ? &prefixes_->ledger() : nullptr;
+  }
   void OnRouterAlive(Incarnation, std::span<const uint64_t>) override {}
   void OnLayerDone(int32_t layer, std::span<const engine::WorkItem> items) override;
 

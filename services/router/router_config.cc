@@ -117,8 +117,10 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
   flags.AddBytes("max-body", &config.max_body_bytes, {1024, int64_t{1} << 32},
                  "most bytes of a request's body");
 
-  flags.AddChoice("placement", &config.placement, PlacementNames(),
-                  "how nodes are chosen for a sequence; slo-aware by predicted times");
+  flags.AddChoice(
+      "placement", &config.placement, PlacementNames(),
+      "how nodes are chosen for a sequence; slo-aware by predicted times, prefix-aware by "
+      "these and by where prompts that begin alike went");
   flags.AddDuration("slo-ttft", &config.slo_ttft, {absl::ZeroDuration(), absl::Hours(24)},
                     "time to the first token that slo-aware placement aims at; 0: none");
   flags.AddDuration("slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},

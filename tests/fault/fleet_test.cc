@@ -1,4 +1,8 @@
+#include <memory>
+
 #include "gtest/gtest.h"
+#include "services/router/placement/least_load.h"
+#include "services/router/placement/prefix_aware.h"
 #include "tests/support/fleet_trial.h"
 #include "tests/support/test_size.h"
 
@@ -38,6 +42,36 @@ TEST(FleetTest, EveryRequestEndsOnceWithItsOwnAnswer) {
     EXPECT_EQ(result.finished + result.cancelled, 300);
     EXPECT_TRUE(result.idle);
   }
+}
+
+// Conversations that go on from the model's own answers, placed where their beginnings are.
+TEST(FleetTest, PrefixAwarePlacementSharesMoreAndChangesNoAnswer) {
+  const uint64_t seed = 3;
+  const std::vector<FleetRequest> trace =
+      MakeConversations({.seed = seed,
+                         .requests = testing::ForTestSize(200, 400, 4000),
+                         .requests_per_second = 40,
+                         .answer = testing::FleetAnswer});
+  const auto run = [&](auto make, bool prefix_cache) {
+    FleetOptions options = SmallFleet(seed);
+    options.cluster.prefix_cache = prefix_cache;
+    options.cluster.make_placement = make;
+    FleetResult result = RunFleet(options, trace);
+    EXPECT_EQ(result.failed, 0);
+    EXPECT_EQ(result.wrong, 0);
+    EXPECT_TRUE(result.idle);
+    return result;
+  };
+  const auto least_load = [] { return std::make_unique<router::LeastLoad>(); };
+  const auto prefix_aware = [] { return std::make_unique<router::PrefixAware>(); };
+  const FleetResult none = run(prefix_aware, false);
+  EXPECT_EQ(none.cached_tokens, 0);
+  EXPECT_EQ(none.held_tokens, 0);
+  const FleetResult blind = run(least_load, true);
+  const FleetResult aware = run(prefix_aware, true);
+  EXPECT_GT(blind.cached_tokens, 0);
+  EXPECT_GT(aware.cached_tokens, blind.cached_tokens);
+  EXPECT_GT(aware.held_tokens, blind.held_tokens);
 }
 
 TEST(FleetTest, ARunIsAPureFunctionOfItsSeed) {

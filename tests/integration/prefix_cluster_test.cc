@@ -10,6 +10,7 @@
 #include "common/node/sampling_wire.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "services/router/placement/prefix_aware.h"
 #include "tests/support/faulty_channel.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
@@ -325,6 +326,95 @@ TEST(PrefixClusterTest, OnlyPromptsOfOneSaltShare) {
     EXPECT_EQ(Tokens(cluster, "prefill-0", "cached"), cached) << "salt " << salt;
     EXPECT_EQ(Tokens(cluster, "decode-0", "held"), cached) << "salt " << salt;
   }
+}
+
+// Reports of prefixes are lost, doubled and late, nodes come back with nothing, and routers find
+// out.
+TEST(PrefixClusterTest, RoutersFollowWhatNodesHoldThroughABadControlPlane) {
+  SimCluster::Options options = {.routers = 2, .prefill = 2, .decode = 2};
+  options.make_placement = [] { return std::make_unique<router::PrefixAware>(); };
+  std::mt19937 rng(11);
+  bool bad = true;
+  options.wrap_channel = [&](const std::string& name, EventLoop& loop,
+                             std::unique_ptr<rpc::Channel> channel) {
+    auto wrapped = std::make_unique<FaultyChannel>(std::move(channel), loop);
+    if (name.starts_with("router")) return wrapped;
+    wrapped->set_script([&](int, const proto::Envelope& envelope) {
+      testing::ChannelFault fault;
+      if (!bad || !envelope.has_prefix_report()) return fault;
+      fault.drop = rng() % 3 == 0;
+      fault.copies = 1 + static_cast<int>(rng() % 2);
+      fault.delay = absl::Milliseconds(rng() % 200);
+      return fault;
+    });
+    wrapped->set_rewrite([&](proto::Envelope& envelope) {
+      if (bad && envelope.has_prefix_report() && rng() % 20 == 0) {
+        envelope.mutable_prefix_report()->add_added(rng());
+      }
+    });
+    return wrapped;
+  };
+  SimCluster cluster(options);
+  std::vector<TokenId> text;
+  Append(text, 60, rng);
+  for (int turn = 0; turn < 12; ++turn) {
+    const std::vector<TokenId> answer = Ask(cluster, text, PlainSampling(20));
+    text.insert(text.end(), answer.begin(), answer.end());
+    Append(text, 10, rng);
+    cluster.Run(absl::Seconds(1));
+    if (turn == 5) {
+      cluster.Kill("prefill-0");
+      cluster.Run(absl::Seconds(8));
+      cluster.Start("prefill-0");
+      cluster.Run(absl::Seconds(2));
+    }
+  }
+  bad = false;
+  cluster.Run(absl::Seconds(3));
+  const auto reports = [&](size_t router, const std::string& result) {
+    return Sum(cluster.RouterMetrics(router),
+               "lynx_router_prefix_reports_total{result=\"" + result + "\"}");
+  };
+  double held = 0;
+  for (const char* node : {"prefill-0", "prefill-1", "decode-0", "decode-1"}) {
+    held += Sum(cluster.Metrics(node), "lynx_kv_cached_blocks");  // One group: a block a prefix.
+  }
+  EXPECT_GT(held, 0);
+  for (const size_t router : {0, 1}) {
+    EXPECT_EQ(Sum(cluster.RouterMetrics(router), "lynx_router_indexed_prefixes"), held);
+    EXPECT_GT(reports(router, "drift"), 0);
+    EXPECT_GT(reports(router, "stale"), 0);
+    EXPECT_EQ(reports(router, "malformed"), 0);
+  }
+}
+
+// The node that has the conversation so far goes on with it.
+TEST(PrefixClusterTest, AConversationStaysWhereItsPrefixIs) {
+  SimCluster::Options options = {.prefill = 3, .decode = 3};
+  options.make_placement = [] { return std::make_unique<router::PrefixAware>(); };
+  SimCluster cluster(options);
+  std::mt19937 rng(12);
+  std::vector<std::vector<TokenId>> texts(3);
+  for (auto& text : texts) Append(text, 40, rng);
+  double prompts = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    for (auto& text : texts) {
+      prompts += static_cast<double>(text.size());
+      const std::vector<TokenId> answer = Ask(cluster, text, PlainSampling(30));
+      text.insert(text.end(), answer.begin(), answer.end());
+      Append(text, 10, rng);
+      cluster.Run(absl::Seconds(1));
+    }
+  }
+  double cached = 0;
+  double held = 0;
+  for (const char* number : {"0", "1", "2"}) {
+    cached += Tokens(cluster, std::string("prefill-") + number, "cached");
+    held += Tokens(cluster, std::string("decode-") + number, "held");
+  }
+  // All but the first turns, what is new in the others, and parts of blocks.
+  EXPECT_GT(cached, 0.4 * prompts);
+  EXPECT_GT(held, 0.6 * prompts);
 }
 
 class OtherClassRunner final : public testing::WrappedModelRunner {

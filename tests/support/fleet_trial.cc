@@ -4,11 +4,15 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 
 namespace lynx::testing {
 namespace {
+
+const FakeModelRunner::Options kModel = {.layers = 1, .chained = true};
 
 // What the clients of a trial have in common.
 struct Progress {
@@ -27,6 +31,7 @@ class Client final : public router::SequenceSink {
   void OnFirstToken(const proto::FirstToken& first) override {
     LYNX_CHECK(!ended() && ids_.empty());
     first_ = loop_.Now();
+    cached_tokens_ = first.cached_tokens();
     if (first.has_token()) Hear(first.token());
   }
   void OnTokens(std::span<const proto::Token* const> tokens) override {
@@ -50,6 +55,8 @@ class Client final : public router::SequenceSink {
   const FleetRequest& request() const { return request_; }
   const std::vector<TokenId>& ids() const { return ids_; }
   absl::Duration ttft(absl::Time start) const { return first_ - (start + request_.arrival); }
+  int32_t cached_tokens() const { return cached_tokens_; }
+  bool started() const { return first_ != absl::InfinitePast(); }
   absl::Duration tpot() const {
     return ids_.size() < 2 ? absl::ZeroDuration()
                            : (end_ - first_) / static_cast<int64_t>(ids_.size() - 1);
@@ -71,10 +78,20 @@ class Client final : public router::SequenceSink {
   EventLoop& loop_;
   Progress& progress_;
   std::vector<TokenId> ids_;
+  int32_t cached_tokens_ = 0;
   absl::Time first_ = absl::InfinitePast();
   absl::Time end_ = absl::InfiniteFuture();
   absl::Status status_;
 };
+
+// Of a node's metrics page.
+int64_t PromptTokens(const std::string& page, const std::string& source) {
+  const std::string series = absl::StrCat(
+      "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"", source, "\"} ");
+  const size_t at = page.find(series);
+  LYNX_CHECK(at != std::string::npos);
+  return std::stoll(page.substr(at + series.size()));
+}
 
 bool IsRefusal(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
@@ -92,12 +109,15 @@ absl::Duration StepTimes::Of(const model::StepStats& stats) const {
   return took;
 }
 
+std::vector<TokenId> FleetAnswer(const std::vector<TokenId>& prompt, int32_t tokens) {
+  return FakeModelRunner::GreedyAnswer(kModel, prompt, tokens);
+}
+
 FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest>& trace) {
-  FakeModelRunner::Options model = {.layers = 1,
-                                    .kv_blocks = options.cluster.kv_blocks,
-                                    .max_step_rows = options.cluster.step_rows,
-                                    .max_step_logits = options.cluster.step_rows,
-                                    .chained = true};
+  FakeModelRunner::Options model = kModel;
+  model.kv_blocks = options.cluster.kv_blocks;
+  model.max_step_rows = options.cluster.step_rows;
+  model.max_step_logits = options.cluster.step_rows;
   SimCluster::Options cluster_options = options.cluster;
   cluster_options.make_runner = [model] { return std::make_unique<FakeModelRunner>(model); };
   cluster_options.step_time = [times = options.times](const model::StepStats& stats) {
@@ -138,8 +158,12 @@ FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest
   for (const auto& client : clients) {
     if (!client->ended()) continue;
     last = std::max(last, client->end());
-    const std::vector<TokenId> want = FakeModelRunner::GreedyAnswer(
-        model, client->request().prompt, client->request().output_tokens);
+    if (client->started()) {
+      result.prompt_tokens += static_cast<int64_t>(client->request().prompt.size());
+      result.cached_tokens += client->cached_tokens();
+    }
+    const std::vector<TokenId> want =
+        FleetAnswer(client->request().prompt, client->request().output_tokens);
     const bool finished = client->status().ok();
     if (finished ? client->ids() != want
                  : !std::equal(client->ids().begin(), client->ids().end(), want.begin())) {
@@ -159,6 +183,11 @@ FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest
         ++result.met_slo;
       }
     }
+  }
+  for (int i = 0; i < options.cluster.decode; ++i) {
+    const std::string page = cluster.Metrics(absl::StrCat("decode-", i));
+    result.held_tokens += PromptTokens(page, "held");
+    result.sent_tokens += PromptTokens(page, "transferred");
   }
   std::sort(result.ttft.begin(), result.ttft.end());
   std::sort(result.tpot.begin(), result.tpot.end());

@@ -44,10 +44,17 @@ struct FleetResult {
   double seconds = 0;             // Simulated, from the first arrival to the last end.
   std::vector<double> ttft = {};  // Seconds, of finished requests, ascending.
   std::vector<double> tpot = {};
-  uint64_t digest = 0;  // Of every event and its time: equal runs have equal ones.
+  int64_t prompt_tokens = 0;  // Of prompts that got their first token,
+  int64_t cached_tokens = 0;  // and of these those that were not computed.
+  int64_t held_tokens = 0;    // Of adopted prompts, what decode held
+  int64_t sent_tokens = 0;    // and what was sent.
+  uint64_t digest = 0;        // Of every event and its time: equal runs have equal ones.
 
   double goodput() const { return met_slo / seconds; }
 };
+
+// What the model of the trials answers.
+std::vector<TokenId> FleetAnswer(const std::vector<TokenId>& prompt, int32_t tokens);
 
 // Runs the trace through a simulated cluster until every request has ended and all is at rest, or
 // ten simulated minutes after the last arrival.

@@ -67,8 +67,12 @@ std::vector<FleetRequest> MakeConversations(const ConversationOptions& options) 
     const int32_t room = options.context_tokens - static_cast<int32_t>(text.size());
     if (room < 2) continue;
     request.output_tokens = std::min(request.output_tokens, room);
-    // Clients send what they were answered; what exactly it was is all the same to a cache.
-    append(text, request.output_tokens);
+    if (options.answer) {
+      const std::vector<TokenId> answer = options.answer(text, request.output_tokens);
+      text.insert(text.end(), answer.begin(), answer.end());
+    } else {
+      append(text, request.output_tokens);
+    }
     if (static_cast<int32_t>(text.size()) < options.context_tokens / 2) {
       open.push_back(std::move(text));
     }

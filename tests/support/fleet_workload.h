@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -30,6 +31,9 @@ struct ConversationOptions {
   int32_t turn_tokens = 96;       // Mean of what a turn adds; exponential.
   int32_t output_tokens = 24;     // Mean of an answer; exponential, from 2.
   int32_t context_tokens = 1500;  // A conversation that would outgrow this ends.
+  // What the model answers, which the next turn repeats; null: anything of that length.
+  std::function<std::vector<TokenId>(const std::vector<TokenId>& prompt, int32_t tokens)> answer =
+      nullptr;
 };
 
 // In order of arrival; a pure function of the options.

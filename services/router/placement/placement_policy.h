@@ -18,6 +18,10 @@ struct PlacementRequest {
   // is to keep; infinite: no limit.
   absl::Duration ttft_left = absl::InfiniteDuration();
   absl::Duration tpot_limit = absl::InfiniteDuration();
+  // As sequences went lately: the length of answers, and how long a token of a prompt kept decode
+  // waiting for its KV.
+  double answer_tokens = 64;
+  absl::Duration transfer_per_token = absl::ZeroDuration();
 };
 
 // One node that may take the sequence: ready, compatible, large enough, not excluded.
@@ -26,11 +30,13 @@ struct DecodeCandidate {
   int64_t free_blocks = 0;  // As reported, less what this router has been promised since.
   int64_t load = 0;         // Sequences running, waiting and on their way there.
   StepTime step_time = {};
+  int64_t held_tokens = 0;  // Of the prompt, from its start; as far as is known.
 };
 struct PrefillCandidate {
   NodeId node = 0;
   int64_t queued_tokens = 0;  // Prompt tokens waiting there, those on their way included.
   StepTime step_time = {};
+  int64_t held_tokens = 0;  // As above.
 };
 
 // Chooses nodes. Pure: depends on its arguments, its own earlier choices and its seed; no I/O, no
@@ -45,6 +51,8 @@ class PlacementPolicy {
   // `candidates` is not empty. A prefill node queues by itself, so one is always chosen.
   virtual NodeId PickPrefill(std::span<const PrefillCandidate> candidates,
                              const PlacementRequest& request) = 0;
+  // Whether it looks at held_tokens.
+  virtual bool wants_prefixes() const { return false; }
 };
 
 }  // namespace lynx::router

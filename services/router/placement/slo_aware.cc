@@ -6,20 +6,9 @@
 
 #include "common/base/check.h"
 #include "services/router/placement/lowest.h"
+#include "services/router/placement/predicted_time.h"
 
 namespace lynx::router {
-namespace {
-
-// Per token of each sequence once one more is there. Those beyond what a step takes wait for turns.
-absl::Duration TokenTime(const DecodeCandidate& c) {
-  const int64_t sequences = c.load + 1;
-  const int64_t limit = c.step_time.max_rows;
-  if (limit <= 0 || sequences <= limit) return c.step_time.Step(sequences);
-  return c.step_time.Step(limit) * sequences / limit;
-}
-
-}  // namespace
-
 std::optional<NodeId> SloAware::PickDecode(std::span<const DecodeCandidate> candidates,
                                            const PlacementRequest& request) {
   const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
@@ -37,8 +26,7 @@ std::optional<NodeId> SloAware::PickDecode(std::span<const DecodeCandidate> cand
 NodeId SloAware::PickPrefill(std::span<const PrefillCandidate> candidates,
                              const PlacementRequest& request) {
   const PrefillCandidate* best = Lowest(candidates, last_prefill_, [&](const PrefillCandidate& c) {
-    return std::make_pair(c.step_time.Steps(c.queued_tokens + request.prompt_tokens),
-                          c.queued_tokens);
+    return std::make_pair(FirstTokenTime(c, request), RowsBefore(c, request));
   });
   LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
   return last_prefill_ = best->node;

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
 #include "common/telemetry/log.h"
+#include "services/router/placement/predicted_time.h"
 
 namespace lynx::router {
 namespace {
@@ -56,6 +57,9 @@ const ClassPair* FirstReady(const std::vector<ClassPair>& pairs) {
   const auto it = std::find_if(pairs.begin(), pairs.end(), [](auto& pair) { return pair.ready(); });
   return it != pairs.end() ? &*it : nullptr;
 }
+
+// The weight of one sequence in what is said of those lately.
+constexpr double kNews = 1.0 / 64;
 
 // A node that does not tell a limit (0) is not limited by it.
 bool Within(int64_t need, int64_t limit) { return limit <= 0 || need <= limit; }
@@ -113,7 +117,7 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
     return reject(Rejection::kTooLarge, TooLarge(entry->session.request()));
   }
   if (options_.refuse_late) {
-    const absl::Duration predicted = PredictedTtft(entry->session);
+    const absl::Duration predicted = PredictedTtft(*entry);
     if (predicted > options_.slo_ttft) {
       return reject(Rejection::kLate,
                     absl::ResourceExhaustedError(absl::StrCat(
@@ -188,6 +192,8 @@ void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
     if (it != entries_.end()) Apply(id, it->second->session.OnNodeGone(node, why, loop_.Now()));
   }
   loads_.OnGone(node);
+  prefixes_.OnGone(node);
+  metrics_.indexed_prefixes.Set(static_cast<double>(prefixes_.size()));
   SchedulePump();
 }
 
@@ -198,6 +204,7 @@ void ClusterService::OnNodeStatus(NodeId node) {
 }
 
 void ClusterService::ListSequences(NodeId node, proto::Ping& ping) {
+  if (policy_->wants_prefixes()) ping.set_prefixes_seen(prefixes_.Seen(node));
   const auto it = at_decode_.find(node);
   if (it == at_decode_.end()) return;
   ping.mutable_sequences()->Add(it->second.begin(), it->second.end());
@@ -246,6 +253,10 @@ void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
       OnSequence(from, envelope.terminal().sequence(), false, [&](SequenceSession& session) {
         return session.OnTerminal(from, envelope.terminal(), now);
       });
+      return;
+    case proto::Envelope::kPrefixReport:
+      metrics_.Reported(prefixes_.OnReport(from, envelope.prefix_report()));
+      metrics_.indexed_prefixes.Set(static_cast<double>(prefixes_.size()));
       return;
     default:
       metrics_.ignored_unexpected.Increment();
@@ -306,6 +317,8 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
   effects.end->work_begun = entry.session.work_begun();
   if (effects.end->status.ok()) {
     metrics_.Ended(SequenceOutcome::kFinished);
+    const auto tokens = static_cast<double>(entry.session.output().size());
+    answer_tokens_ += (tokens - answer_tokens_) * kNews;
   } else {
     metrics_.Ended(SequenceOutcome::kFailed);
     telemetry::LogWarning("sequence failed", {{"request_id", request.request_id},
@@ -320,11 +333,31 @@ PlacementRequest ClusterService::Placement(const Entry& entry) const {
   const SequenceRequest& request = entry.session.request();
   return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
           .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
-          .tpot_limit = options_.slo_tpot};
+          .tpot_limit = options_.slo_tpot,
+          .answer_tokens = answer_tokens_,
+          .transfer_per_token = transfer_per_token_};
 }
 
-absl::Duration ClusterService::PredictedTtft(const SequenceSession& session) const {
-  const auto tokens = static_cast<int64_t>(session.request().prompt.size());
+DecodeCandidate ClusterService::Decode(const Member& member, const Entry& entry) const {
+  DecodeCandidate candidate = loads_.Decode(member);
+  if (entry.session.share_prefix()) {
+    candidate.held_tokens = prefixes_.HeldTokens(member.id, entry.prefix);
+  }
+  return candidate;
+}
+
+PrefillCandidate ClusterService::Prefill(const Member& member, const Entry& entry) const {
+  PrefillCandidate candidate = loads_.Prefill(member);
+  // Log-probabilities of a prompt need all of it computed.
+  if (!entry.session.request().sampling.prompt_logprobs()) {
+    candidate.held_tokens = prefixes_.HeldTokens(member.id, entry.prefix);
+  }
+  return candidate;
+}
+
+absl::Duration ClusterService::PredictedTtft(const Entry& entry) const {
+  const SequenceSession& session = entry.session;
+  const PlacementRequest request = Placement(entry);
   absl::Duration prefill = absl::InfiniteDuration();
   const std::vector<ClassPair> pairs = Pairs(session);
   const ClassPair* home = FirstReady(pairs);
@@ -332,8 +365,7 @@ absl::Duration ClusterService::PredictedTtft(const SequenceSession& session) con
     if (&pair != home && Exact(session.request(), *pair.decode.front())) continue;
     for (const Member* member : pair.prefill) {
       if (member->state != MemberState::kReady) continue;
-      const PrefillCandidate candidate = loads_.Prefill(*member);
-      prefill = std::min(prefill, candidate.step_time.Steps(candidate.queued_tokens + tokens));
+      prefill = std::min(prefill, FirstTokenTime(Prefill(*member, entry), request));
     }
   }
   return admission_.ExpectedWait() + prefill;
@@ -360,7 +392,7 @@ void ClusterService::PlacePrefill(SequenceId id) {
         continue;
       }
       (session.avoid().contains(member->id) ? others : preferred)
-          .push_back(loads_.Prefill(*member));
+          .push_back(Prefill(*member, entry));
     }
     if (preferred.empty()) preferred.swap(others);
     if (preferred.empty()) {
@@ -429,7 +461,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
       for (const Member* decode : pair.decode) {
         if (!free(decode) || (&pair != home && Exact(request, *decode))) continue;
         if (!seen.insert(decode->id).second) continue;
-        all.push_back(loads_.Decode(*decode));
+        all.push_back(Decode(*decode, entry));
         placement.blocks_now = std::max(placement.blocks_now,
                                         static_cast<int32_t>(BlocksNow(decode->status, request)));
         if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
@@ -539,14 +571,17 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
     loads_.Granted(entry.charged_decode, entry.charged_blocks);
     entry.charged_as_granted = true;
   }
-  const int64_t tokens = static_cast<int64_t>(session.request().prompt.size());
   const NodeId prefill = session.state() == SequenceState::kPrefilling ? session.prefill() : 0;
   if (entry.charged_prefill != 0 && entry.charged_prefill != prefill) {
-    loads_.PromptDone(entry.charged_prefill, tokens);
+    loads_.PromptDone(entry.charged_prefill, entry.charged_tokens);
     entry.charged_prefill = 0;
   }
   if (prefill != 0 && entry.charged_prefill == 0) {
-    loads_.PromptSent(prefill, tokens);
+    entry.charged_tokens = static_cast<int64_t>(session.request().prompt.size());
+    if (const Member* member = nodes_.nodes().Find(prefill); member != nullptr) {
+      entry.charged_tokens -= Prefill(*member, entry).held_tokens;
+    }
+    loads_.PromptSent(prefill, entry.charged_tokens);
     entry.charged_prefill = prefill;
   }
   Watch(id, entry);
@@ -588,6 +623,11 @@ void ClusterService::Measure(Entry& entry) {
     entry.measured = 2;
     const absl::Time taken_over = std::max(t.handed_off, t.first_token);
     metrics_.StageTook(Stage::kKvTransfer, taken_over - t.first_token);
+    const int64_t sent = static_cast<int64_t>(entry.session.request().prompt.size()) -
+                         entry.session.grant().held_prefix_tokens();
+    if (sent > 0) {
+      transfer_per_token_ += ((taken_over - t.first_token) / sent - transfer_per_token_) * kNews;
+    }
     metrics_.StageTook(Stage::kDecodeWait, std::max(t.second_token, taken_over) - taken_over);
   }
 }

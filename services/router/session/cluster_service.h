@@ -18,6 +18,7 @@
 #include "services/router/membership/node_registry.h"
 #include "services/router/placement/load_tracker.h"
 #include "services/router/placement/placement_policy.h"
+#include "services/router/placement/prefix_index.h"
 #include "services/router/session/sequence_service.h"
 #include "services/router/session/sequence_session.h"
 #include "services/router/session/session_metrics.h"
@@ -86,6 +87,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     int64_t charged_blocks = 0;
     bool charged_as_granted = false;
     NodeId charged_prefill = 0;
+    int64_t charged_tokens = 0;
     std::optional<std::string> prefill_class;  // Of the pair it must stay in: it is exact.
     int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.
   };
@@ -97,7 +99,9 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   void PlacePrefill(SequenceId id);
   PlacementRequest Placement(const Entry& entry) const;
   // From now to the first token of a sequence that came now, as far as nodes have told enough.
-  absl::Duration PredictedTtft(const SequenceSession& session) const;
+  absl::Duration PredictedTtft(const Entry& entry) const;
+  DecodeCandidate Decode(const Member& member, const Entry& entry) const;
+  PrefillCandidate Prefill(const Member& member, const Entry& entry) const;
   // Dispatches from the queue while there is room; never calls a sink.
   void Pump();
   void SchedulePump();
@@ -129,6 +133,10 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   const std::function<uint64_t()> draw_id_;
   AdmissionQueue admission_;
   LoadTracker loads_;
+  PrefixIndex prefixes_;
+  // Lately, as PlacementRequest has them.
+  double answer_tokens_ = PlacementRequest().answer_tokens;
+  absl::Duration transfer_per_token_ = absl::ZeroDuration();
   std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::unordered_map<uint64_t, std::pair<SequenceId, Entry*>> wires_;
   std::unordered_map<NodeId, std::set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.

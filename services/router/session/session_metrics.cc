@@ -14,6 +14,8 @@ constexpr char kIgnoredHelp[] = "Control messages that changed nothing: late, do
 SessionMetrics::SessionMetrics(telemetry::Registry& registry)
     : queued(registry.AddGauge("lynx_router_queued_requests", "Sequences waiting for a node")),
       in_flight(registry.AddGauge("lynx_router_inflight_sequences", "Sequences placed on nodes")),
+      indexed_prefixes(registry.AddGauge("lynx_router_indexed_prefixes",
+                                         "Prefixes that nodes are known to hold, by node")),
       disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
                                         "Prompts sent to nodes, by where prefill ran",
                                         {{"decision", "disaggregated"}})),
@@ -50,6 +52,11 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
                                              {{"stage", Name(static_cast<RetryStage>(stage))},
                                               {"reason", Name(static_cast<RetryReason>(reason))}}));
     }
+  }
+  for (int heard = 0; heard < PrefixIndex::kHeard; ++heard) {
+    prefix_reports_.push_back(registry.AddCounter(
+        "lynx_router_prefix_reports_total", "What nodes said of the prefixes they hold, by use",
+        {{"result", Name(static_cast<PrefixIndex::Heard>(heard))}}));
   }
 }
 

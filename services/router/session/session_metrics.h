@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "common/telemetry/metrics.h"
+#include "services/router/placement/prefix_index.h"
 #include "services/router/session/sequence_session.h"
 
 namespace lynx::router {
@@ -36,8 +37,11 @@ class SessionMetrics {
     retries_[Index(stage) * kRetryReasons + Index(reason)].Increment();
   }
 
+  void Reported(PrefixIndex::Heard heard) { prefix_reports_[Index(heard)].Increment(); }
+
   telemetry::Gauge queued;
   telemetry::Gauge in_flight;
+  telemetry::Gauge indexed_prefixes;
   telemetry::Counter disaggregated;
   telemetry::Counter ignored_unknown_sequence;
   telemetry::Counter ignored_unexpected;
@@ -53,6 +57,7 @@ class SessionMetrics {
   std::vector<telemetry::Histogram> queue_;
   std::vector<telemetry::Histogram> stages_;
   std::vector<telemetry::Counter> retries_;
+  std::vector<telemetry::Counter> prefix_reports_;
 };
 
 }  // namespace lynx::router

@@ -364,7 +364,8 @@ TEST(ApiRequestTest, ACacheSaltIsATextOfSomeBytes) {
   for (const std::string& bad :
        {std::string("\"\""), "\"" + longest + "s\"", std::string("7"), std::string("[\"a\"]")}) {
     const auto chat = ParseChatRequest(Chat("\"cache_salt\":" + bad), Limits());
-    EXPECT_THAT(chat, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'cache_salt'")));
+    EXPECT_THAT(chat,
+                testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'cache_salt'")));
   }
 }
 

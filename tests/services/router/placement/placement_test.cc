@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "services/router/placement/least_load.h"
 #include "services/router/placement/load_tracker.h"
+#include "services/router/placement/prefix_aware.h"
 #include "services/router/placement/random_choice.h"
 #include "services/router/placement/round_robin.h"
 #include "services/router/placement/slo_aware.h"
@@ -151,6 +152,76 @@ TEST(SloAwareTest, PrefillGoesWhereTheFirstTokenComesFirst) {
   const std::vector<PrefillCandidate> unknown = {
       {.node = 1, .queued_tokens = 0, .step_time = kFast}, {.node = 2, .queued_tokens = 900}};
   EXPECT_EQ(policy.PickPrefill(unknown, request), 2u) << "it has told nothing yet";
+}
+
+constexpr StepTime kPrefillStep = {absl::Milliseconds(4), absl::Microseconds(50), 512};
+
+TEST(PrefixAwareTest, PrefillGoesWhereThePrefixIsUntilTheQueueCostsMore) {
+  PrefixAware policy;
+  std::vector<PrefillCandidate> nodes = {
+      {.node = 1, .step_time = kPrefillStep},
+      {.node = 2, .step_time = kPrefillStep, .held_tokens = 800}};
+  const PlacementRequest request = {.prompt_tokens = 1000};
+  EXPECT_EQ(policy.PickPrefill(nodes, request), 2u);
+  nodes[1].queued_tokens = 700;
+  EXPECT_EQ(policy.PickPrefill(nodes, request), 2u);
+  nodes[1].queued_tokens = 900;
+  EXPECT_EQ(policy.PickPrefill(nodes, request), 1u);
+  nodes[0].queued_tokens = 200;
+  EXPECT_EQ(policy.PickPrefill(nodes, request), 2u);
+}
+
+TEST(PrefixAwareTest, WithoutStepTimesTheFewerRowsDecide) {
+  PrefixAware policy;
+  const std::vector<PrefillCandidate> nodes = {
+      {.node = 1, .queued_tokens = 100},
+      {.node = 2, .queued_tokens = 300, .held_tokens = 500},
+      {.node = 3, .queued_tokens = 800}};
+  EXPECT_EQ(policy.PickPrefill(nodes, {.prompt_tokens = 600}), 2u);
+}
+
+TEST(PrefixAwareTest, EqualPrefillNodesTakeTurns) {
+  PrefixAware policy;
+  const std::vector<PrefillCandidate> nodes = {{.node = 1}, {.node = 2}, {.node = 3}};
+  std::map<NodeId, int> picks;
+  for (int i = 0; i < 30; ++i) ++picks[policy.PickPrefill(nodes, {.prompt_tokens = 9})];
+  EXPECT_THAT(picks, Each(Pair(::testing::_, 10)));
+}
+
+TEST(PrefixAwareTest, DecodeWeighsTheTransferAgainstSlowerSteps) {
+  PrefixAware policy;
+  const StepTime step = {absl::Milliseconds(10), absl::Milliseconds(1), 64};
+  std::vector<DecodeCandidate> nodes = {
+      {.node = 1, .free_blocks = 100, .load = 0, .step_time = step},
+      {.node = 2, .free_blocks = 100, .load = 3, .step_time = step, .held_tokens = 1000}};
+  PlacementRequest request = {.prompt_tokens = 1000, .blocks_now = 10, .answer_tokens = 100};
+  // 3 ms more for each of 100 tokens, against 1000 tokens that have to come.
+  request.transfer_per_token = absl::Microseconds(200);
+  EXPECT_EQ(policy.PickDecode(nodes, request), 1u);
+  request.transfer_per_token = absl::Microseconds(400);
+  EXPECT_EQ(policy.PickDecode(nodes, request), 2u);
+  nodes[1].free_blocks = 9;
+  EXPECT_EQ(policy.PickDecode(nodes, request), 1u);
+  nodes[0].free_blocks = 9;
+  EXPECT_EQ(policy.PickDecode(nodes, request), std::nullopt);
+}
+
+TEST(PrefixAwareTest, OfDecodeNodesAboutAsGoodTheOneThatHoldsMost) {
+  PrefixAware policy;
+  const StepTime step = {absl::Milliseconds(100), absl::Milliseconds(1), 64};
+  const std::vector<DecodeCandidate> nodes = {
+      {.node = 1, .free_blocks = 9, .load = 0, .step_time = step},
+      {.node = 2, .free_blocks = 9, .load = 2, .step_time = step, .held_tokens = 32},
+      {.node = 3, .free_blocks = 9, .load = 9, .step_time = step, .held_tokens = 48}};
+  EXPECT_EQ(policy.PickDecode(nodes, {.prompt_tokens = 50, .blocks_now = 1}), 2u);
+}
+
+TEST(SloAwareTest, WhatANodeHoldsOfThePromptCountsAsComputed) {
+  SloAware policy;
+  const std::vector<PrefillCandidate> nodes = {
+      {.node = 1, .queued_tokens = 100, .step_time = kPrefillStep},
+      {.node = 2, .queued_tokens = 400, .step_time = kPrefillStep, .held_tokens = 512}};
+  EXPECT_EQ(policy.PickPrefill(nodes, {.prompt_tokens = 600}), 2u);
 }
 
 TEST(LoadTrackerTest, StepTimesThatAreNoTimesCountAsNotMeasured) {

@@ -1,0 +1,49 @@
+#include "services/router/placement/prefix_aware.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "services/router/placement/lowest.h"
+#include "services/router/placement/predicted_time.h"
+
+namespace lynx::router {
+namespace {
+
+// Predictions of times are not better than this.
+constexpr double kAboutAsGood = 1.05;
+
+}  // namespace
+
+std::optional<NodeId> PrefixAware::PickDecode(std::span<const DecodeCandidate> candidates,
+                                              const PlacementRequest& request) {
+  const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
+  if (roomy.empty()) return std::nullopt;
+  const auto cost = [&](const DecodeCandidate& c) {
+    return TokenTime(c) * request.answer_tokens +
+           request.transfer_per_token * (request.prompt_tokens - c.held_tokens);
+  };
+  absl::Duration least = absl::InfiniteDuration();
+  for (const DecodeCandidate& c : roomy) least = std::min(least, cost(c));
+  std::vector<DecodeCandidate> good;
+  for (const DecodeCandidate& c : roomy) {
+    if (cost(c) <= least * kAboutAsGood) good.push_back(c);
+  }
+  const DecodeCandidate* best =
+      Lowest(std::span<const DecodeCandidate>(good), last_decode_, [](const DecodeCandidate& c) {
+        return std::make_tuple(-c.held_tokens, c.load, -c.free_blocks);
+      });
+  return last_decode_ = best->node;
+}
+
+NodeId PrefixAware::PickPrefill(std::span<const PrefillCandidate> candidates,
+                                const PlacementRequest& request) {
+  const PrefillCandidate* best = Lowest(candidates, last_prefill_, [&](const PrefillCandidate& c) {
+    return std::make_pair(FirstTokenTime(c, request), RowsBefore(c, request));
+  });
+  LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
+  return last_prefill_ = best->node;
+}
+
+}  // namespace lynx::router
