@@ -19,12 +19,13 @@ static_assert(kernels::kAttentionBlockTokens == kv::kBlockTokens);
 static_assert(kernels::kKvBlockTokens == kv::kBlockTokens);
 
 AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions,
-                               DType compute_dtype)
+                               DType compute_dtype, int32_t threads)
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
       rotary_(spec, positions),
       x_(max_rows, spec.hidden_size, compute_dtype),
-      attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype) {
+      attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype),
+      workspace_(kernels::AttentionWorkspace::BytesFor(threads)) {
   const auto rows = static_cast<size_t>(max_rows);
   const auto q_width = static_cast<size_t>(spec.query_heads) * static_cast<size_t>(spec.head_dim);
   const auto kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
@@ -99,7 +100,7 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
                                                 .compute_dtype = attended_.dtype(),
                                                 .scale = spec_.attention_scale,
                                                 .sinks = DataOrNull(weights.sinks)},
-                                               ctx));
+                                               workspace_, ctx));
   kernels::GemmArgs output =
       Projection(attended_, weights.o, weights.o_bias, rows, sum.Begin(hidden, rows));
   if (!sum.first()) output.bias = nullptr;

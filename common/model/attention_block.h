@@ -11,6 +11,7 @@
 #include "common/model/rank_sum.h"
 #include "common/model/rotary.h"
 #include "common/model/row_places.h"
+#include "kernels/attention/attention_workspace.h"
 #include "kernels/core/exec_context.h"
 
 namespace lynx::model {
@@ -20,8 +21,9 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class AttentionBlock {
  public:
-  // Positions [0, positions) can be run.
-  AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions, DType compute_dtype);
+  // Positions [0, positions) can be run, on a team of `threads`.
+  AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions, DType compute_dtype,
+                 int32_t threads);
 
   // Writes KV of every row into `layer` of `kv`, then updates `hidden` [rows, hidden_size].
   absl::Status Run(const AttentionWeights& weights, const RowPlaces& rows, int32_t layer,
@@ -45,6 +47,7 @@ class AttentionBlock {
   std::vector<float> q_;             // [max_rows, query_heads, head_dim]
   std::vector<float> k_;             // [max_rows, kv_heads, head_dim]
   std::vector<float> v_;             // [max_rows, kv_heads, head_dim]
+  kernels::AttentionWorkspace workspace_;
 };
 
 }  // namespace lynx::model

@@ -61,9 +61,10 @@ class CpuModelRunner : public ModelRunner {
                       options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {
-      latent_attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype);
+      latent_attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype,
+                                team_->threads());
     } else {
-      attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype);
+      attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype, team_->threads());
     }
     const auto rows = static_cast<size_t>(max_rows_);
     const auto hidden = static_cast<size_t>(spec_.hidden_size);

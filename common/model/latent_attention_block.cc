@@ -31,7 +31,7 @@ const std::byte* At(ActivationBuffer& x, int64_t element) {
 }  // namespace
 
 LatentAttentionBlock::LatentAttentionBlock(const ModelSpec& spec, int64_t max_rows,
-                                           int64_t positions, DType compute_dtype)
+                                           int64_t positions, DType compute_dtype, int32_t threads)
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
       nope_stride_(kernels::PaddedDepth(spec.qk_nope_head_dim, compute_dtype)),
@@ -48,7 +48,8 @@ LatentAttentionBlock::LatentAttentionBlock(const ModelSpec& spec, int64_t max_ro
       o_latent_(max_rows, spec.query_heads * latent_stride_, compute_dtype),
       o_(Size(max_rows, int64_t{spec.query_heads} * spec.v_head_dim)),
       attended_(max_rows, int64_t{spec.query_heads} * spec.v_head_dim, compute_dtype),
-      head_products_(static_cast<size_t>(spec.query_heads)) {}
+      head_products_(static_cast<size_t>(spec.query_heads)),
+      workspace_(kernels::AttentionWorkspace::BytesFor(threads)) {}
 
 absl::Status LatentAttentionBlock::Run(const LatentAttentionWeights& weights,
                                        const RowPlaces& places, int32_t layer, kv::KvArena& kv,
@@ -74,7 +75,7 @@ absl::Status LatentAttentionBlock::Run(const LatentAttentionWeights& weights,
                                                  .kv_dtype = kv.layout().dtype,
                                                  .compute_dtype = o_latent_.dtype(),
                                                  .scale = spec_.attention_scale},
-                                                ctx));
+                                                workspace_, ctx));
   LYNX_RETURN_IF_ERROR(ExpandValues(weights, rows, ctx));
   kernels::GemmArgs output = Projection(attended_, weights.o, {}, rows, sum.Begin(hidden, rows));
   output.accumulate = true;

@@ -11,6 +11,7 @@
 #include "common/model/rank_sum.h"
 #include "common/model/rotary.h"
 #include "common/model/row_places.h"
+#include "kernels/attention/attention_workspace.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm_args.h"
 
@@ -24,9 +25,9 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class LatentAttentionBlock {
  public:
-  // Positions [0, positions) can be run.
+  // Positions [0, positions) can be run, on a team of `threads`.
   LatentAttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions,
-                       DType compute_dtype);
+                       DType compute_dtype, int32_t threads);
 
   // Writes latent and rotated key of every row into `layer` of `kv`, then updates `hidden`
   // [rows, hidden_size].
@@ -63,6 +64,7 @@ class LatentAttentionBlock {
   std::vector<float> o_;         // [max_rows, query_heads, v_head_dim]
   ActivationBuffer attended_;    // [max_rows, query_heads * v_head_dim]
   std::vector<kernels::GemmArgs> head_products_;
+  kernels::AttentionWorkspace workspace_;
 };
 
 }  // namespace lynx::model

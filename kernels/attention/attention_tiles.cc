@@ -4,9 +4,9 @@
 
 namespace lynx::kernels::internal {
 
-std::vector<AttentionTile> MakeAttentionTiles(const AttentionRow* rows, int64_t row_count,
-                                              int64_t group) {
-  std::vector<AttentionTile> tiles;
+void MakeAttentionTiles(const AttentionRow* rows, int64_t row_count, int64_t group,
+                        std::vector<AttentionTile>& tiles) {
+  tiles.clear();
   for (int64_t begin = 0, end = 0; begin < row_count; begin = end) {
     while (end < row_count && rows[end].blocks == rows[begin].blocks) ++end;
     const int64_t queries = (end - begin) * group;
@@ -25,7 +25,6 @@ std::vector<AttentionTile> MakeAttentionTiles(const AttentionRow* rows, int64_t 
                        .splits = last_token / kSplitTokens + 1 - first_token / kSplitTokens});
     }
   }
-  return tiles;
 }
 
 }  // namespace lynx::kernels::internal

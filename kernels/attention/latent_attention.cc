@@ -1,13 +1,14 @@
 #include "kernels/attention/latent_attention.h"
 
 #include <algorithm>
-#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/attention/attention_tiles.h"
 #include "kernels/attention/latent_attention_backends.h"
+#include "kernels/attention/split_passes.h"
 
 namespace lynx::kernels {
 namespace {
@@ -16,19 +17,6 @@ namespace {
 constexpr int64_t kItemsPerThread = 8;
 // Of latents: the second tile of a row's heads is to find them in the cache.
 constexpr int64_t kMaxItemBytes = 1 << 20;
-
-struct WorkItem {
-  const AttentionTile* tile;
-  int32_t split_begin;
-  int32_t split_end;
-  LatentSums* sums;  // Null where the item is all that its tile needs.
-};
-
-struct Merge {
-  const AttentionTile* tile;
-  int32_t query;
-  LatentSums* sums;
-};
 
 absl::Status Validate(const LatentAttentionArgs& args) {
   if (args.row_count < 0 || args.heads <= 0 || args.latent_dim <= 0 ||
@@ -67,9 +55,10 @@ Isa IsaFor(const LatentAttentionArgs& args, const ExecContext& ctx) {
 
 // Tiles whose sequence is longer than a fair share of the work are cut along it. The tiles of one
 // row take turns then, so that the same thread reads the same latents for all its heads.
-void RunItems(const LatentAttentionArgs& args, const ExecContext& ctx) {
-  const std::vector<AttentionTile> tiles =
-      internal::MakeAttentionTiles(args.rows, args.row_count, args.heads);
+void RunItems(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
+              const ExecContext& ctx) {
+  std::vector<AttentionTile>& tiles = workspace.tiles;
+  internal::MakeAttentionTiles(args.rows, args.row_count, args.heads, tiles);
   const int64_t threads = ctx.team == nullptr ? 1 : ctx.team->threads();
   int64_t splits = 0;
   for (const AttentionTile& tile : tiles) splits += tile.splits;
@@ -79,57 +68,35 @@ void RunItems(const LatentAttentionArgs& args, const ExecContext& ctx) {
                               static_cast<int64_t>(SizeOf(args.kv_dtype));
   const auto step =
       static_cast<int32_t>(std::min(share, std::max<int64_t>(1, kMaxItemBytes / split_bytes)));
-  int64_t sums_count = 0;
-  for (const AttentionTile& tile : tiles) {
-    if (is_cut(tile)) sums_count += tile.splits * tile.queries;
-  }
-  // Not a vector, which would write it all first.
-  const std::unique_ptr<LatentSums[]> all_sums(
-      sums_count > 0 ? new LatentSums[static_cast<size_t>(sums_count)] : nullptr);
-  LatentSums* sums = all_sums.get();
-  std::vector<WorkItem> items;
-  std::vector<Merge> merges;
-  for (auto first = tiles.begin(), last = first; first != tiles.end(); first = last) {
-    const int32_t* blocks = args.rows[first->row].blocks;
-    std::vector<LatentSums*> tile_sums;
-    int32_t most_splits = 0;
-    for (; last != tiles.end() && args.rows[last->row].blocks == blocks; ++last) {
-      if (!is_cut(*last)) {
-        items.push_back({&*last, 0, last->splits, nullptr});
-        tile_sums.push_back(nullptr);
-        continue;
-      }
-      for (int32_t query = 0; query < last->queries; ++query) {
-        merges.push_back({&*last, query, sums});
-      }
-      tile_sums.push_back(sums);
-      sums += last->splits * last->queries;
-      most_splits = std::max(most_splits, last->splits);
-    }
-    for (int32_t split = 0; split < most_splits; split += step) {
-      for (auto tile = first; tile != last; ++tile) {
-        LatentSums* to = tile_sums[static_cast<size_t>(tile - first)];
-        if (to == nullptr || split >= tile->splits) continue;
-        items.push_back({&*tile, split, std::min(split + step, tile->splits), to});
-      }
-    }
-  }
+
   const Isa isa = IsaFor(args, ctx);
   const auto body = internal::LatentAttentionItemFor(isa);
   const auto merge = internal::LatentAttentionMergeFor(isa);
-  ForEach(ctx, static_cast<int64_t>(items.size()), [&](int64_t i) {
-    const WorkItem& item = items[static_cast<size_t>(i)];
-    body(args, *item.tile, item.split_begin, item.split_end, item.sums);
-  });
-  ForEach(ctx, static_cast<int64_t>(merges.size()), [&](int64_t i) {
-    const Merge& item = merges[static_cast<size_t>(i)];
-    merge(args, *item.tile, item.query, item.sums);
-  });
+  auto* const sums = workspace.sums<LatentSums>();
+  const auto run = [&](std::span<const internal::PassItem> items,
+                       std::span<const internal::PassMerge> merges) {
+    internal::RunPass(args, body, items, merge, merges, sums, ctx);
+  };
+  internal::SplitPasses passes(workspace.places<LatentSums>(), threads, run, workspace.lists);
+  for (auto first = tiles.begin(), last = first; first != tiles.end(); first = last) {
+    workspace.units.clear();
+    const int32_t* blocks = args.rows[first->row].blocks;
+    for (; last != tiles.end() && args.rows[last->row].blocks == blocks; ++last) {
+      if (is_cut(*last)) {
+        workspace.units.push_back({&*last, 0, 1});
+      } else {
+        passes.AddWhole(*last, 0, 1);
+      }
+    }
+    passes.AddCut(workspace.units, step);
+  }
+  passes.Finish();
 }
 
 }  // namespace
 
-absl::Status LatentAttention(const LatentAttentionArgs& args, const ExecContext& ctx) {
+absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
+                             const ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(Validate(args));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   switch (ctx.backend) {
@@ -137,7 +104,7 @@ absl::Status LatentAttention(const LatentAttentionArgs& args, const ExecContext&
       internal::LatentAttentionReference(args);
       break;
     case Backend::kCpu:
-      RunItems(args, ctx);
+      RunItems(args, workspace, ctx);
       break;
   }
   return absl::OkStatus();

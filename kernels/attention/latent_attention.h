@@ -1,6 +1,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "kernels/attention/attention_workspace.h"    // IWYU pragma: export
 #include "kernels/attention/latent_attention_args.h"  // IWYU pragma: export
 #include "kernels/core/exec_context.h"
 
@@ -14,6 +15,7 @@ namespace lynx::kernels {
 //
 //   InvalidArgument  args breaks a bound above; y is untouched.
 //   Unavailable      this machine cannot run ctx.
-absl::Status LatentAttention(const LatentAttentionArgs& args, const ExecContext& ctx);
+absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
+                             const ExecContext& ctx);
 
 }  // namespace lynx::kernels

@@ -22,11 +22,9 @@ void LatentAttentionReference(const LatentAttentionArgs& args);
 // Tiles have the heads of a row for the group of a KV head. The bodies with bf16 products take bf16
 // KV, bf16 compute, and a latent_dim and rope_dim that are multiples of 32.
 //
-// Writes y where `sums` is null: all splits of the tile are then given. Else writes the sums of
-// each split to sums[split * queries + query].
+// As PagedAttentionItem and PagedAttentionMerge; the KV head is 0.
 LYNX_BF16_KERNEL_BODY(void, LatentAttentionItem, const LatentAttentionArgs& args,
-                      const AttentionTile& tile, int32_t split_begin, int32_t split_end,
-                      LatentSums* sums)
-// Writes y of one query of a tile from the sums of all its splits, which it spoils.
+                      const AttentionTile& tile, const AttentionItem& item, LatentSums* sums)
 LYNX_BF16_KERNEL_BODY(void, LatentAttentionMerge, const LatentAttentionArgs& args,
-                      const AttentionTile& tile, int query, LatentSums* sums)
+                      const AttentionTile& tile, const AttentionMerge& merge,
+                      const LatentSums* sums, LatentSums* into)

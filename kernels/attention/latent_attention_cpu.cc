@@ -37,6 +37,17 @@ bool FiniteLatents(const SplitLatents<T>& latents, int begin, int end,
   return ReduceAdd(zero) == 0;
 }
 
+// Gives `sums`, a query's, those of `split` besides those of the splits before.
+void AddSplit(const Query& query, int32_t split, const LatentSums& of_split, int64_t dims,
+              LatentSums* sums) {
+  if (VisibleIn(0, query.position, split).end == 0) return;
+  if (split == 0) {
+    *sums = of_split;
+  } else {
+    MergeSums(sums, of_split, dims);
+  }
+}
+
 void Finish(const LatentAttentionArgs& args, const Query& query, const LatentSums& sums) {
   const int64_t place = query.row * args.y_stride + query.head * args.y_head_stride;
   if (args.compute_dtype == DType::kBf16) {
@@ -59,20 +70,19 @@ class ItemRun {
     products_.SetQueries(q_, tile.queries);
   }
 
-  void Run(int32_t split_begin, int32_t split_end, LatentSums* sums) {
-    SplitLatents<Kv> latents = Locate(split_begin);
-    for (int32_t split = split_begin; split < split_end; ++split) {
-      const SplitLatents<Kv> next = split + 1 < split_end ? Locate(split + 1) : SplitLatents<Kv>();
+  void Run(const AttentionItem& item, LatentSums* sums) {
+    SplitLatents<Kv> latents = Locate(item.split_begin);
+    for (int32_t split = item.split_begin; split < item.split_end; ++split) {
+      const SplitLatents<Kv> next =
+          split + 1 < item.split_end ? Locate(split + 1) : SplitLatents<Kv>();
       if (sums != nullptr) {
-        SumSplit(latents, split, next, sums + split * tile_.queries);
+        SumSplit(latents, split, next, sums + (split - item.split_begin) * tile_.queries);
       } else if (split == 0) {
         SumSplit(latents, split, next, sums_);
       } else {
         SumSplit(latents, split, next, split_sums_);
         for (int i = 0; i < tile_.queries; ++i) {
-          if (VisibleIn(0, queries_[i].position, split).end > 0) {
-            MergeSums(&sums_[i], split_sums_[i], args_.latent_dim);
-          }
+          AddSplit(queries_[i], split, split_sums_[i], args_.latent_dim, &sums_[i]);
         }
       }
       latents = next;
@@ -147,25 +157,25 @@ class ItemRun {
 }  // namespace
 
 void LatentAttentionItem(const LatentAttentionArgs& args, const AttentionTile& tile,
-                         int32_t split_begin, int32_t split_end, LatentSums* sums) {
+                         const AttentionItem& item, LatentSums* sums) {
 #if defined(__AVX512BF16__)
-  ItemRun<LatentBf16Products>(args, tile).Run(split_begin, split_end, sums);
+  ItemRun<LatentBf16Products>(args, tile).Run(item, sums);
 #else
   if (args.kv_dtype == DType::kF32) {
-    ItemRun<LatentFmaProducts<float> >(args, tile).Run(split_begin, split_end, sums);
+    ItemRun<LatentFmaProducts<float> >(args, tile).Run(item, sums);
   } else {
-    ItemRun<LatentFmaProducts<Bf16> >(args, tile).Run(split_begin, split_end, sums);
+    ItemRun<LatentFmaProducts<Bf16> >(args, tile).Run(item, sums);
   }
 #endif
 }
 
-void LatentAttentionMerge(const LatentAttentionArgs& args, const AttentionTile& tile, int query,
-                          LatentSums* sums) {
-  const Query at = QueryAt(args, tile, query);
-  for (int32_t split = 1; VisibleIn(0, at.position, split).end > 0; ++split) {
-    MergeSums(&sums[query], sums[split * tile.queries + query], args.latent_dim);
+void LatentAttentionMerge(const LatentAttentionArgs& args, const AttentionTile& tile,
+                          const AttentionMerge& merge, const LatentSums* sums, LatentSums* into) {
+  const Query query = QueryAt(args, tile, merge.query);
+  for (int32_t split = merge.split_begin; split < merge.split_end; ++split, sums += merge.stride) {
+    AddSplit(query, split, *sums, args.latent_dim, into);
   }
-  Finish(args, at, sums[query]);
+  if (merge.split_end == tile.splits) Finish(args, query, *into);
 }
 
 }  // namespace lynx::kernels::LYNX_KERNEL_ISA

@@ -1,13 +1,14 @@
 #include "kernels/attention/paged_attention.h"
 
 #include <algorithm>
-#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/attention/attention_tiles.h"
 #include "kernels/attention/paged_attention_backends.h"
+#include "kernels/attention/split_passes.h"
 
 namespace lynx::kernels {
 namespace {
@@ -16,12 +17,6 @@ namespace {
 constexpr int64_t kMinItemBytes = 256 << 10;
 // Enough for the last of them to end at about the same time.
 constexpr int64_t kItemsPerThread = 8;
-
-struct WorkItem {
-  const AttentionTile* tile;
-  AttentionItem part;
-  AttentionSums* sums;  // Null where the item is all that its tile needs.
-};
 
 absl::Status Validate(const PagedAttentionArgs& args) {
   const int64_t width = args.heads * args.head_dim;
@@ -48,15 +43,14 @@ absl::Status Validate(const PagedAttentionArgs& args) {
   return absl::OkStatus();
 }
 
-std::vector<AttentionTile> MakeTiles(const PagedAttentionArgs& args) {
+void MakeTiles(const PagedAttentionArgs& args, std::vector<AttentionTile>& tiles) {
   const int64_t group = args.heads / args.kv_heads;
-  std::vector<AttentionTile> tiles = internal::MakeAttentionTiles(args.rows, args.row_count, group);
+  internal::MakeAttentionTiles(args.rows, args.row_count, group, tiles);
   for (AttentionTile& tile : tiles) {
     const bool one_row = tile.first + tile.queries <= group;
     tile.heads_together = static_cast<int32_t>(
         one_row ? std::min<int64_t>(kTileQueries / tile.queries, args.kv_heads) : 1);
   }
-  return tiles;
 }
 
 Isa IsaFor(const PagedAttentionArgs& args, const ExecContext& ctx) {
@@ -82,8 +76,10 @@ ItemShape ShapeOf(const AttentionTile& tile, int64_t pairs) {
   return {together, static_cast<int32_t>(std::min<int64_t>(pairs / together, tile.splits))};
 }
 
-void RunItems(const PagedAttentionArgs& args, const ExecContext& ctx) {
-  const std::vector<AttentionTile> tiles = MakeTiles(args);
+void RunItems(const PagedAttentionArgs& args, AttentionWorkspace& workspace,
+              const ExecContext& ctx) {
+  std::vector<AttentionTile>& tiles = workspace.tiles;
+  MakeTiles(args, tiles);
   const int64_t pair_bytes =
       2 * kSplitTokens * args.head_dim * static_cast<int64_t>(SizeOf(args.kv_dtype));
   int64_t pairs = 0;
@@ -93,52 +89,37 @@ void RunItems(const PagedAttentionArgs& args, const ExecContext& ctx) {
       threads == 1
           ? pairs
           : std::max({int64_t{1}, kMinItemBytes / pair_bytes, pairs / (threads * kItemsPerThread)});
-  int64_t sums_count = 0;
-  for (const AttentionTile& tile : tiles) {
-    if (ShapeOf(tile, item_pairs).splits < tile.splits) {
-      sums_count += args.kv_heads * tile.splits * tile.queries;
-    }
-  }
-  // Not a vector, which would write it all first.
-  const std::unique_ptr<AttentionSums[]> all_sums(
-      sums_count > 0 ? new AttentionSums[static_cast<size_t>(sums_count)] : nullptr);
-  AttentionSums* free_sums = all_sums.get();
-  std::vector<WorkItem> items;
-  std::vector<WorkItem> merges;
-  for (const AttentionTile& tile : tiles) {
-    const ItemShape shape = ShapeOf(tile, item_pairs);
-    AttentionSums* sums = shape.splits < tile.splits ? free_sums : nullptr;
-    for (int32_t split = 0; split < tile.splits; split += shape.splits) {
-      const int32_t split_end = std::min(split + shape.splits, tile.splits);
-      for (int64_t head = 0; head < args.kv_heads; head += shape.heads) {
-        const int64_t head_end = std::min(head + shape.heads, args.kv_heads);
-        items.push_back({&tile,
-                         {head, head_end, tile.first_split + split, tile.first_split + split_end},
-                         sums});
-      }
-    }
-    if (sums == nullptr) continue;
-    for (int64_t head = 0; head < args.kv_heads; ++head) {
-      merges.push_back({&tile, {head, head + 1, 0, tile.splits}, free_sums});
-      free_sums += tile.splits * tile.queries;
-    }
-  }
+
   const Isa isa = IsaFor(args, ctx);
   const auto body = internal::PagedAttentionItemFor(isa);
   const auto merge = internal::PagedAttentionMergeFor(isa);
-  ForEach(ctx, static_cast<int64_t>(items.size()), [&](int64_t i) {
-    const WorkItem& item = items[static_cast<size_t>(i)];
-    body(args, *item.tile, item.part, item.sums);
-  });
-  ForEach(ctx, static_cast<int64_t>(merges.size()), [&](int64_t i) {
-    const WorkItem& item = merges[static_cast<size_t>(i)];
-    merge(args, *item.tile, item.part.head_begin, item.sums);
-  });
+  auto* const sums = workspace.sums<AttentionSums>();
+  const auto run = [&](std::span<const internal::PassItem> items,
+                       std::span<const internal::PassMerge> merges) {
+    internal::RunPass(args, body, items, merge, merges, sums, ctx);
+  };
+  internal::SplitPasses passes(workspace.places<AttentionSums>(), threads, run, workspace.lists);
+  for (const AttentionTile& tile : tiles) {
+    const ItemShape shape = ShapeOf(tile, item_pairs);
+    const bool cut = shape.splits < tile.splits;
+    workspace.units.clear();
+    for (int64_t head = 0; head < args.kv_heads; head += shape.heads) {
+      const int64_t head_end = std::min(head + shape.heads, args.kv_heads);
+      if (cut) {
+        workspace.units.push_back({&tile, head, head_end});
+      } else {
+        passes.AddWhole(tile, head, head_end);
+      }
+    }
+    passes.AddCut(workspace.units, shape.splits);
+  }
+  passes.Finish();
 }
 
 }  // namespace
 
-absl::Status PagedAttention(const PagedAttentionArgs& args, const ExecContext& ctx) {
+absl::Status PagedAttention(const PagedAttentionArgs& args, AttentionWorkspace& workspace,
+                            const ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(Validate(args));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   switch (ctx.backend) {
@@ -146,7 +127,7 @@ absl::Status PagedAttention(const PagedAttentionArgs& args, const ExecContext& c
       internal::PagedAttentionReference(args);
       break;
     case Backend::kCpu:
-      RunItems(args, ctx);
+      RunItems(args, workspace, ctx);
       break;
   }
   return absl::OkStatus();

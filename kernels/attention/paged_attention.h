@@ -1,12 +1,14 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "kernels/attention/attention_workspace.h"   // IWYU pragma: export
 #include "kernels/attention/paged_attention_args.h"  // IWYU pragma: export
 #include "kernels/core/exec_context.h"
 
 namespace lynx::kernels {
 
-// y overlaps nothing else. KV after a row's position never counts, so it may hold anything.
+// y overlaps nothing else, the workspace neither. KV after a row's position never counts, so it may
+// hold anything.
 //
 // Numerics: scores, softmax and sums in float32, in splits of 256 tokens at fixed positions which
 // are merged in order. A row's bits depend on its q, its position and the values of its KV: not on
@@ -18,6 +20,7 @@ namespace lynx::kernels {
 //
 //   InvalidArgument  args breaks a bound above; y is untouched.
 //   Unavailable      this machine cannot run ctx.
-absl::Status PagedAttention(const PagedAttentionArgs& args, const ExecContext& ctx);
+absl::Status PagedAttention(const PagedAttentionArgs& args, AttentionWorkspace& workspace,
+                            const ExecContext& ctx);
 
 }  // namespace lynx::kernels

@@ -42,6 +42,15 @@ struct AttentionItem {
   int32_t split_end = 0;
 };
 
+// Splits of one query of a tile.
+struct AttentionMerge {
+  int64_t head = 0;   // A KV head, ...
+  int32_t query = 0;  // ... and of its queries in the tile this one.
+  int32_t split_begin = 0;
+  int32_t split_end = 0;
+  int64_t stride = 0;  // Between its sums in one split and in the next.
+};
+
 namespace internal {
 void PagedAttentionReference(const PagedAttentionArgs& args);
 }  // namespace internal
@@ -50,11 +59,11 @@ void PagedAttentionReference(const PagedAttentionArgs& args);
 // The bodies with bf16 products take bf16 KV, bf16 compute and a head_dim that is a multiple of 32.
 //
 // Writes y where `sums` is null: the item then holds all splits of the tile. Else writes the sums
-// of each of its splits and KV heads to
-// sums[(head * splits + split - first_split) * queries + query].
+// of each of its splits and KV heads to sums[split][head][query].
 LYNX_BF16_KERNEL_BODY(void, PagedAttentionItem, const PagedAttentionArgs& args,
                       const AttentionTile& tile, const AttentionItem& item, AttentionSums* sums)
-// Writes y of one KV head of a tile from the sums of all its splits, [split][query], which it
-// spoils.
+// Adds the sums of some splits, of which the first begin at `sums`, to `into`: what the splits
+// before have, which may be the first of them. Writes y after the tile's last split.
 LYNX_BF16_KERNEL_BODY(void, PagedAttentionMerge, const PagedAttentionArgs& args,
-                      const AttentionTile& tile, int64_t kv_head, AttentionSums* sums)
+                      const AttentionTile& tile, const AttentionMerge& merge,
+                      const AttentionSums* sums, AttentionSums* into)

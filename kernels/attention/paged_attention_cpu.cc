@@ -143,13 +143,13 @@ class ItemRun {
         next = LocateSplit(end, item_.split_begin);
       }
       if (sums != nullptr) {
-        SumSplit(kv, split, next,
-                 sums + (begin * tile_.splits + split - tile_.first_split) * tile_.queries,
-                 int64_t{tile_.splits} * tile_.queries);
+        const int64_t of_split = (split - item_.split_begin) * (item_.head_end - item_.head_begin) +
+                                 begin - item_.head_begin;
+        SumSplit(kv, split, next, sums + of_split * tile_.queries);
       } else if (split == tile_.first_split) {
-        SumSplit(kv, split, next, sums_, tile_.queries);
+        SumSplit(kv, split, next, sums_);
       } else {
-        SumSplit(kv, split, next, split_sums_, tile_.queries);
+        SumSplit(kv, split, next, split_sums_);
         for (int i = 0; i < heads_ * tile_.queries; ++i) {
           AddSplit(queries_[i % tile_.queries], split, split_sums_[i], args_.head_dim, &sums_[i]);
         }
@@ -168,8 +168,8 @@ class ItemRun {
     return Locate<Kv>(args_, tile_, head, split, all);
   }
 
-  void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next, AttentionSums* sums,
-                int64_t sums_stride) {
+  void SumSplit(const SplitKv<Kv>& kv, int32_t split, const SplitKv<Kv>& next,
+                AttentionSums* sums) {
     Visible visible[kTileQueries];
     Visible all{0, 0};
     int latest_begin = 0, earliest_end = kSplitTokens;
@@ -183,20 +183,20 @@ class ItemRun {
     // changes nothing unless its V is no number. Queries of several rows come with one head alone.
     if (FiniteValues(kv, earliest_end, all.end, args_.head_dim) &&
         FiniteValues(kv, all.begin, latest_begin, args_.head_dim)) {
-      SumQueries(kv, visible, tile_.queries, all.end, next, sums, sums_stride);
+      SumQueries(kv, visible, tile_.queries, all.end, next, sums);
       return;
     }
     for (int i = 0; i < tile_.queries; ++i) {
       products_.SetQueries(q_ + i, 1, 1);
       SumQueries(Locate<Kv>(args_, tile_, first_head_, split, visible[i]), visible + i, 1,
-                 visible[i].end, {}, sums + i, 1);
+                 visible[i].end, {}, sums + i);
     }
     products_.SetQueries(q_, 1, tile_.queries);
   }
 
   // Of the `count` queries a head of products_.
   void SumQueries(const SplitKv<Kv>& kv, const Visible* visible, int count, int tokens,
-                  const SplitKv<Kv>& next, AttentionSums* sums, int64_t sums_stride) {
+                  const SplitKv<Kv>& next, AttentionSums* sums) {
     products_.Scores(kv, scores_);
     const int blocks_ahead = BlocksAhead(count);
     for (int head = 0; head < heads_; ++head) {
@@ -207,10 +207,10 @@ class ItemRun {
         }
         const int query = head * count + i;
         WeighScores(scores_[query], args_.scale, visible[i], kv.blocks, weights_[query],
-                    &sums[head * sums_stride + i]);
+                    &sums[query]);
       }
     }
-    products_.Values(kv, tokens, weights_, next, sums, sums_stride);
+    products_.Values(kv, tokens, weights_, next, sums);
   }
 
   const PagedAttentionArgs& args_;
@@ -242,15 +242,15 @@ void PagedAttentionItem(const PagedAttentionArgs& args, const AttentionTile& til
 #endif
 }
 
-void PagedAttentionMerge(const PagedAttentionArgs& args, const AttentionTile& tile, int64_t kv_head,
-                         AttentionSums* sums) {
-  for (int i = 0; i < tile.queries; ++i) {
-    const Query query = QueryAt(args, tile, i);
-    for (int32_t split = 1; split < tile.splits; ++split) {
-      AddSplit(query, tile.first_split + split, sums[split * tile.queries + i], args.head_dim,
-               &sums[i]);
-    }
-    Finish(args, query, kv_head, sums[i]);
+void PagedAttentionMerge(const PagedAttentionArgs& args, const AttentionTile& tile,
+                         const AttentionMerge& merge, const AttentionSums* sums,
+                         AttentionSums* into) {
+  const Query query = QueryAt(args, tile, merge.query);
+  for (int32_t split = merge.split_begin; split < merge.split_end; ++split, sums += merge.stride) {
+    AddSplit(query, split, *sums, args.head_dim, into);
+  }
+  if (merge.split_end == tile.first_split + tile.splits) {
+    Finish(args, query, merge.head, *into);
   }
 }
 

@@ -61,11 +61,11 @@ class Bf16Products {
     }
   }
 
-  // sums[h * sums_stride + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
+  // sums[h * count + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
   void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
-              const SplitKv<Bf16>& next, AttentionSums* sums, int64_t sums_stride) {
+              const SplitKv<Bf16>& next, AttentionSums* sums) {
     if (first_ == 1 && second_ == 0) {
-      OneQueryValues(kv, tokens, weights, next, sums, sums_stride);
+      OneQueryValues(kv, tokens, weights, next, sums);
       return;
     }
     ConfigureTiles(value_tiles_);
@@ -93,7 +93,7 @@ class Bf16Products {
         const float* low = ValueSums(head, d, 0);
         const float* high = ValueSums(head, d, 1);
         for (int i = 0; i < first_ + second_; ++i, low += kLanes, high += kLanes) {
-          Unshuffle(Load(low), Load(high), sums[head * sums_stride + i].sum + d);
+          Unshuffle(Load(low), Load(high), sums[head * (first_ + second_) + i].sum + d);
         }
       }
     }
@@ -241,12 +241,12 @@ class Bf16Products {
   // One query a head: without tiles, so that V need not be packed. The sums are those of tdpbf16ps:
   // it takes the even tokens of a step and the odd ones apart, from zero.
   void OneQueryValues(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
-                      const SplitKv<Bf16>& next, AttentionSums* sums, int64_t sums_stride) const {
+                      const SplitKv<Bf16>& next, AttentionSums* sums) const {
     constexpr int kMost = 4;
     const FlushDenormals flush;
     for (int b = 0; b < kv.blocks; b += 2) {
       for (int head = 0; head < heads_; ++head) {
-        float* to = sums[head * sums_stride].sum;
+        float* to = sums[head].sum;
         for (int64_t d = 0; d < head_dim_; d += kMost * kDepth) {
           const int64_t left = (head_dim_ - d) / kDepth;
           WithFixedRows<kMost>(left < kMost ? static_cast<int>(left) : kMost, [&]<int D>() {

@@ -43,9 +43,9 @@ class Bf16Products {
     }
   }
 
-  // sums[h * sums_stride + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
+  // sums[h * count + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
   void Values(const SplitKv<Bf16>& kv, int tokens, const Bf16 (*weights)[kSplitTokens],
-              const SplitKv<Bf16>& next, AttentionSums* sums, int64_t sums_stride) {
+              const SplitKv<Bf16>& next, AttentionSums* sums) {
     const int blocks_ahead = BlocksAhead(count_);
     for (int b = 0; b < kv.blocks; b += 2) {
       for (int head = 0; head < heads_; ++head) {
@@ -62,7 +62,7 @@ class Bf16Products {
       }
     }
     for (int i = 0; i < heads_ * count_; ++i) {
-      float* to = sums[i / count_ * sums_stride + i % count_].sum;
+      float* to = sums[i].sum;
       for (int64_t d = 0; d < head_dim_; d += kDepth) {
         Unshuffle(Load(value_sums_[i] + d), Load(value_sums_[i] + d + kLanes), to + d);
       }

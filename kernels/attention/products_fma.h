@@ -41,16 +41,15 @@ class FmaProducts {
     }
   }
 
-  // sums[h * sums_stride + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
+  // sums[h * count + i].sum = sum over t < tokens of weights[h * count + i][t] * V[h][t].
   void Values(const SplitKv<T>& kv, int tokens, const Weight (*weights)[kSplitTokens],
-              const SplitKv<T>& next, AttentionSums* sums, int64_t sums_stride) const {
+              const SplitKv<T>& next, AttentionSums* sums) const {
     // Those of one head can stay in registers.
     const int step = heads_ == 1 ? kSplitBlocks : 1;
     for (int b = 0; b < kv.blocks; b += step) {
       const int end = b + step < kv.blocks ? b + step : kv.blocks;
       for (int head = 0; head < heads_; ++head) {
-        AddValues(kv, head, b, end, tokens, weights + head * count_, next,
-                  sums + head * sums_stride);
+        AddValues(kv, head, b, end, tokens, weights + head * count_, next, sums + head * count_);
       }
     }
   }

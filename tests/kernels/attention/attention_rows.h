@@ -26,6 +26,17 @@ inline std::vector<int32_t> Blocks(uint32_t seed, size_t count = kBlocks) {
   return blocks;
 }
 
+// A last position, and tables that reach it: of the same blocks again and again.
+inline constexpr int32_t kLongPosition = 20 * 256 + 37;
+inline std::vector<int32_t> LongBlocks(uint32_t seed) {
+  const std::vector<int32_t> some = Blocks(seed);
+  std::vector<int32_t> blocks;
+  while (blocks.size() <= kLongPosition / 16) {
+    blocks.insert(blocks.end(), some.begin(), some.end());
+  }
+  return blocks;
+}
+
 struct Types {
   DType kv;
   DType compute;

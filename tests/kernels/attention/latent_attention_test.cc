@@ -62,7 +62,8 @@ struct Problem {
 
   // y without its gaps, [rows, heads, latent_dim], once it is seen that nobody wrote into them.
   std::vector<float> Run(const std::vector<float>& q, const std::vector<AttentionRow>& rows,
-                         const ExecContext& ctx) const {
+                         const ExecContext& ctx, int64_t workspace_bytes = 0) const {
+    AttentionWorkspace workspace(workspace_bytes);
     const size_t head_stride = static_cast<size_t>(latent_dim) + 5;
     const size_t row_stride = static_cast<size_t>(heads) * head_stride + 3;
     auto y = Encode(std::vector<float>(rows.size() * row_stride, kCanary), compute);
@@ -83,7 +84,7 @@ struct Problem {
                          .kv_dtype = dtype,
                          .compute_dtype = compute,
                          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width())))},
-                        ctx);
+                        workspace, ctx);
     EXPECT_TRUE(status.ok()) << status;
     const auto all = Decode(y, compute);
     std::vector<float> results;
@@ -327,6 +328,39 @@ TEST_P(LatentAttentionTest, SplittingASequenceBetweenThreadsMovesNoBit) {
   }
 }
 
+// Sequences too long for their sums to fit, several that end in one pass, and heads too many to be
+// carried together.
+TEST_P(LatentAttentionTest, NoBitTellsTheSizeOfTheWorkspace) {
+  if (IsReference()) GTEST_SKIP() << "the reference has none";
+  ThreadTeam team(16);
+  ExecContext threaded = GetParam();
+  threaded.team = &team;
+  const auto one = LongBlocks(5);
+  const auto two = LongBlocks(6);
+  const auto three = LongBlocks(8);
+  const std::vector<AttentionRow> rows = {{one.data(), kLongPosition},
+                                          {two.data(), 5 * 256 + 3},
+                                          {three.data(), kLongPosition - 300},
+                                          {three.data(), kLongPosition - 299}};
+  for (const Types& types : kTypes) {
+    for (int64_t heads : {3, 40}) {
+      Problem p{.heads = heads,
+                .latent_dim = 32,
+                .rope_dim = 32,
+                .dtype = types.kv,
+                .compute = types.compute};
+      p.FillArena(37);
+      const auto q = RandomNormal(rows.size() * p.QuerySize(), 41);
+      const auto alone = p.Run(q, rows, GetParam());
+      for (const int64_t bytes : {int64_t{0}, int64_t{3} << 20, int64_t{1} << 30}) {
+        EXPECT_EQ(BitsOf(p.Run(q, rows, threaded, bytes)), BitsOf(alone))
+            << heads << " heads, " << bytes << " bytes, KV " << Name(types.kv) << ", compute "
+            << Name(types.compute);
+      }
+    }
+  }
+}
+
 // The same latents in other blocks.
 TEST_P(LatentAttentionTest, BlockIdsDoNotMatter) {
   for (const Types& types : kTypes) {
@@ -394,11 +428,13 @@ TEST_P(LatentAttentionTest, RefusesWhatItCannotRun) {
                                  .y_head_stride = 8,
                                  .y_stride = 32,
                                  .block_stride_bytes = 64};
-  EXPECT_TRUE(LatentAttention(good, GetParam()).ok());
+  AttentionWorkspace workspace(0);
+  EXPECT_TRUE(LatentAttention(good, workspace, GetParam()).ok());
   auto refused = [&](void (*change)(LatentAttentionArgs&)) {
     LatentAttentionArgs bad = good;
     change(bad);
-    EXPECT_EQ(LatentAttention(bad, GetParam()).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(LatentAttention(bad, workspace, GetParam()).code(),
+              absl::StatusCode::kInvalidArgument);
   };
   refused([](auto& args) { args.heads = 0; });
   refused([](auto& args) { args.latent_dim = 0; });

@@ -67,7 +67,8 @@ struct Problem {
   }
 
   std::vector<float> Run(const std::vector<float>& q, const std::vector<AttentionRow>& rows,
-                         const ExecContext& ctx) const {
+                         const ExecContext& ctx, int64_t workspace_bytes = 0) const {
+    AttentionWorkspace workspace(workspace_bytes);
     const size_t bytes = q.size() * SizeOf(compute);
     std::vector<std::byte> y(bytes);
     const absl::Status status =
@@ -86,7 +87,7 @@ struct Problem {
                         .compute_dtype = compute,
                         .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim))),
                         .sinks = sinks.empty() ? nullptr : sinks.data()},
-                       ctx);
+                       workspace, ctx);
     EXPECT_TRUE(status.ok()) << status;
     return Decode(y, compute);
   }
@@ -371,6 +372,39 @@ TEST_P(PagedAttentionTest, SplittingASequenceBetweenThreadsMovesNoBit) {
   }
 }
 
+// Sequences too long for their sums to fit, one with a window, and several that end in one pass.
+TEST_P(PagedAttentionTest, NoBitTellsTheSizeOfTheWorkspace) {
+  if (IsReference()) GTEST_SKIP() << "the reference has none";
+  ThreadTeam team(16);
+  ExecContext threaded = GetParam();
+  threaded.team = &team;
+  const auto one = LongBlocks(5);
+  const auto two = LongBlocks(6);
+  const auto three = LongBlocks(8);
+  const std::vector<AttentionRow> rows = {{one.data(), kLongPosition},
+                                          {two.data(), 5 * 256 + 3},
+                                          {three.data(), kLongPosition - 300, 700},
+                                          {three.data(), kLongPosition - 299, 701}};
+  for (const Types& types : kTypes) {
+    for (int64_t kv_heads : {1, 12}) {
+      Problem p{.heads = 4 * kv_heads,
+                .kv_heads = kv_heads,
+                .head_dim = 64,
+                .dtype = types.kv,
+                .compute = types.compute};
+      p.FillArena(37);
+      p.sinks = RandomNormal(static_cast<size_t>(p.heads), 3);
+      const auto q = RandomNormal(rows.size() * static_cast<size_t>(p.width()), 41);
+      const auto alone = p.Run(q, rows, GetParam());
+      for (const int64_t bytes : {int64_t{0}, int64_t{3} << 20, int64_t{1} << 30}) {
+        EXPECT_EQ(BitsOf(p.Run(q, rows, threaded, bytes)), BitsOf(alone))
+            << kv_heads << " KV heads, " << bytes << " bytes, KV " << Name(types.kv) << ", compute "
+            << Name(types.compute);
+      }
+    }
+  }
+}
+
 // The same KV in other blocks.
 TEST_P(PagedAttentionTest, BlockIdsDoNotMatter) {
   for (const Types& types : kTypes) {
@@ -465,9 +499,10 @@ TEST_P(PagedAttentionTest, RefusesWhatItCannotRun) {
                                 .q_stride = 32,
                                 .y_stride = 32,
                                 .block_stride_bytes = 64};
-  EXPECT_TRUE(PagedAttention(good, GetParam()).ok());
-  auto code = [](const PagedAttentionArgs& args) {
-    return PagedAttention(args, GetParam()).code();
+  AttentionWorkspace workspace(0);
+  EXPECT_TRUE(PagedAttention(good, workspace, GetParam()).ok());
+  auto code = [&](const PagedAttentionArgs& args) {
+    return PagedAttention(args, workspace, GetParam()).code();
   };
   PagedAttentionArgs bad = good;
   bad.kv_heads = 3;
