@@ -18,6 +18,7 @@
 #include "common/model/feed_forward_block.h"
 #include "common/model/latent_attention_block.h"
 #include "common/model/linear.h"
+#include "common/model/memory_need.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
@@ -461,17 +462,30 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
   LYNX_RETURN_IF_ERROR(CheckRanks(options, spec));
   const RankShard shard =
       ShardOf(spec, options.layout, options.ranks == nullptr ? 0 : options.ranks->rank());
-  LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kv::KvArena> kv,
-                        kv::KvArena::Create(KvLayoutOf(SpecOfShard(spec, shard), options.kv_dtype),
-                                            options.kv_blocks));
+  const ModelSpec own = SpecOfShard(spec, shard);
+  std::unique_ptr<kv::KvArena> kv;
   try {
     LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kernels::ThreadTeam> team,
                           kernels::ThreadTeam::Create(Threads(options), options.cpus));
+    // Before weights are read, which takes long.
+    const auto admit = [&](int64_t weight_bytes) -> absl::Status {
+      if (options.admit_memory != nullptr) {
+        LYNX_RETURN_IF_ERROR(options.admit_memory(NeedOf(own, weight_bytes,
+                                                         {.kv_dtype = options.kv_dtype,
+                                                          .kv_blocks = options.kv_blocks,
+                                                          .rows = options.max_step_rows,
+                                                          .logits_rows = options.max_step_logits,
+                                                          .threads = team->threads()})));
+      }
+      LYNX_ASSIGN_OR_RETURN(
+          kv, kv::KvArena::Create(KvLayoutOf(own, options.kv_dtype), options.kv_blocks));
+      return absl::OkStatus();
+    };
     absl::StatusOr<ModelWeights> weights;
     // On a thread of its own: the team pins whoever calls it.
     std::thread([&] {
       weights = BindWeights(
-          tensors, spec, shard,
+          tensors, spec, shard, admit,
           {.team = team.get(), .progress = options.load_progress, .consumed = std::move(consumed)});
     }).join();
     LYNX_RETURN_IF_ERROR(weights.status());

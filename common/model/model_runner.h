@@ -24,6 +24,7 @@
 namespace lynx::model {
 
 class RouterOverride;
+struct MemoryNeed;
 struct ModelSpec;
 
 struct RunnerOptions {
@@ -42,6 +43,9 @@ struct RunnerOptions {
   // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
   // rows and their experts being given. Otherwise such a step is exact.
   bool remap_mixed_steps = false;
+  // Asked, before weights are read, for the memory that the runner will keep; its error is that of
+  // Load() or Create(). Empty: nobody is asked.
+  std::function<absl::Status(const MemoryNeed&)> admit_memory = nullptr;
   // Told while weights are packed how many of how many bytes are done; on a thread of Load(),
   // before it returns. Empty: nobody is told.
   std::function<void(int64_t done, int64_t total)> load_progress = nullptr;

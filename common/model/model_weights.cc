@@ -73,10 +73,13 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
 }
 
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const RankShard& shard, const PackOptions& options) {
+                                         const RankShard& shard,
+                                         const std::function<absl::Status(int64_t)>& admit,
+                                         const PackOptions& options) {
   WeightsOutline outline = OutlineWeights(tensors, spec, shard);
   outline.weights = {};  // Its vectors need not stay twice.
   LYNX_RETURN_IF_ERROR(outline.problems.ToStatus());
+  LYNX_RETURN_IF_ERROR(admit(outline.packed_bytes + outline.vector_bytes));
   for (const std::string& name : outline.ignored) {
     if (spec.tied_embeddings && absl::EndsWith(name, "lm_head.weight")) {
       spec.notes.push_back(

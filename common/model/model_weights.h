@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -111,9 +112,12 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
 //                    there are tensors that no part of the model uses, which would change the
 //                    answer if they mattered: lists them.
 //   ResourceExhausted  the memory for the packed weights cannot be mapped.
+//   What `admit` returns, which is told the bytes of the weights.
 // All that is checked before anything is packed, also of what other ranks hold. The tensors are not
 // needed afterwards.
 absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const RankShard& shard, const PackOptions& options);
+                                         const RankShard& shard,
+                                         const std::function<absl::Status(int64_t)>& admit,
+                                         const PackOptions& options);
 
 }  // namespace lynx::model

@@ -30,11 +30,14 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddChoice("isa", &config.isa, kernels::IsaChoices(),
                   "instruction set of the kernels; auto takes the widest this machine has. It "
                   "decides bits: pin the narrowest of a mixed fleet to keep one numeric class");
-  flags.AddBytes("kv-memory", &config.kv_memory_bytes, {1 << 20},
-                 "memory for the KV cache; never less than one context needs");
+  flags.AddBytes("kv-memory", &config.kv_memory_bytes, {0},
+                 "memory for the KV cache, at least what one context needs; 0 takes 1GiB, or that "
+                 "if it is more");
   flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},
                "blocks of the KV cache, each 16 tokens of a group of layers; 0 derives them from "
                "kv-memory");
+  flags.AddInt("max-context-tokens", &config.max_context_tokens, {0, 1 << 30},
+               "most tokens of prompt and answer together; 0 takes the model's limit");
   flags.AddInt("step-rows", &config.step_rows, {1, 65536},
                "most tokens a step computes: the size of a prompt's chunks");
   flags.AddBool("prefix-cache", &config.prefix_cache,

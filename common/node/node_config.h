@@ -26,8 +26,9 @@ struct NodeConfig {
   int32_t threads = 0;
   std::string cpus;
   std::string isa = "auto";
-  int64_t kv_memory_bytes = int64_t{1} << 30;
+  int64_t kv_memory_bytes = 0;
   int32_t kv_blocks = 0;
+  int32_t max_context_tokens = 0;
   int32_t step_rows = 512;
   bool prefix_cache = true;
 

@@ -10,28 +10,20 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
+#include "common/base/available_memory.h"
 #include "common/base/dtype.h"
 #include "common/base/model_name.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/node/load_progress.h"
+#include "common/node/node_memory.h"
 #include "common/telemetry/log.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
 
 namespace lynx::node {
 namespace {
-
-// Blocks that the configured memory holds, but at least one whole context: a node that cannot
-// serve the longest request its model allows is of little use.
-int32_t KvBlocks(const NodeConfig& config, const kv::KvLayout& layout, int32_t max_positions,
-                 int32_t step_rows) {
-  if (config.kv_blocks > 0) return config.kv_blocks;
-  const int64_t fit = config.kv_memory_bytes / layout.BlockBytes();
-  const int64_t context = layout.groups.MostBlocks(max_positions, step_rows);
-  return static_cast<int32_t>(std::clamp<int64_t>(fit, context + layout.groups.count(), 1 << 24));
-}
 
 // By window and chunk.
 std::map<std::pair<int32_t, int32_t>, int32_t> CountGroups(const kv::KvGroups& groups) {
@@ -128,21 +120,28 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
   const DType kv_dtype =
       config_.kv_dtype == "auto" ? compute : DTypeNamed(config_.kv_dtype).value();
   const kv::KvLayout layout = model::KvLayoutOf(spec, kv_dtype);
-  const int32_t kv_blocks = KvBlocks(config_, layout, spec.max_positions, step_rows);
-  LYNX_ASSIGN_OR_RETURN(auto runner,
-                        model::ModelRunner::Load({.model_dir = config_.model,
-                                                  .compute_dtype = compute,
-                                                  .kv_dtype = kv_dtype,
-                                                  .kv_blocks = kv_blocks,
-                                                  .max_step_rows = step_rows,
-                                                  .max_step_logits = step_logits,
-                                                  .threads = config_.threads,
-                                                  .cpus = cpus_,
-                                                  .isa = kernels::IsaNamed(config_.isa),
-                                                  .remap_mixed_steps = remap_mixed_steps,
-                                                  .load_progress = LogProgress()}));
+  max_context_tokens_ = config_.max_context_tokens > 0
+                            ? std::min(config_.max_context_tokens, spec.max_positions)
+                            : spec.max_positions;
+  LYNX_ASSIGN_OR_RETURN(const int32_t kv_blocks,
+                        KvBlocks(config_, layout, max_context_tokens_, step_rows));
+  LYNX_ASSIGN_OR_RETURN(
+      auto runner, model::ModelRunner::Load({.model_dir = config_.model,
+                                             .compute_dtype = compute,
+                                             .kv_dtype = kv_dtype,
+                                             .kv_blocks = kv_blocks,
+                                             .max_step_rows = step_rows,
+                                             .max_step_logits = step_logits,
+                                             .threads = config_.threads,
+                                             .cpus = cpus_,
+                                             .isa = kernels::IsaNamed(config_.isa),
+                                             .remap_mixed_steps = remap_mixed_steps,
+                                             .admit_memory =
+                                                 [](const model::MemoryNeed& need) {
+                                                   return CheckNodeMemory(need, AvailableMemory());
+                                                 },
+                                             .load_progress = LogProgress()}));
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
-  max_context_tokens_ = spec.max_positions;
   registry_
       .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
                 {{"version", std::string(config::Version())},

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "common/base/available_memory.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "kernels/core/cpu_limit.h"

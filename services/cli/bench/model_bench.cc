@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/available_memory.h"
 #include "common/base/dtype.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
@@ -118,27 +120,34 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   options.compute_dtype = DTypeNamed(config.compute_dtype).value();
   options.kv_dtype = DTypeNamed(config.kv_dtype).value();
   const kv::KvGroups groups = model::KvLayoutOf(model.spec, options.kv_dtype).groups;
-  options.kv_blocks =
-      static_cast<int32_t>(kv::BlocksFor(int64_t{context} + 1) * groups.count() * batch);
+  // Of up to 2^16 blocks, layers and sequences.
+  const int64_t kv_blocks = kv::BlocksFor(int64_t{context} + 1) * groups.count() * batch;
   options.max_step_rows = prompts ? std::max(batch, std::min(config.chunk, context)) : batch;
   options.max_step_logits = batch;
   options.threads = threads;
   options.isa = kernels::IsaNamed(config.isa);
-  MemoryNeed need = NeedOf(model.spec, {.kv_dtype = options.kv_dtype,
-                                        .kv_blocks = options.kv_blocks,
-                                        .rows = options.max_step_rows,
-                                        .logits_rows = options.max_step_logits});
+  const model::MemoryNeed need = model::NeedOf(model.spec, WeightBytes(model.spec),
+                                               {.kv_dtype = options.kv_dtype,
+                                                .kv_blocks = kv_blocks,
+                                                .rows = options.max_step_rows,
+                                                .logits_rows = options.max_step_logits,
+                                                .threads = threads});
   const int64_t available = AvailableMemory();
-  need.read_buffer = config.read_buffer > 0
-                         ? config.read_buffer
-                         : DefaultReadBuffer(std::max<int64_t>(0, available - need.total()));
-  LYNX_RETURN_IF_ERROR(CheckFits(need, model.spec, available));
+  const int64_t read_buffer =
+      config.read_buffer > 0 ? config.read_buffer
+                             : DefaultReadBuffer(std::max<int64_t>(0, available - need.total()));
+  LYNX_RETURN_IF_ERROR(CheckFits(need, read_buffer, model.spec, available));
+  if (kv_blocks > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--batch and --context: ", kv_blocks, " KV blocks"));
+  }
+  options.kv_blocks = static_cast<int32_t>(kv_blocks);
 
   LYNX_ASSIGN_OR_RETURN(const SyntheticEngine engine, Start(config, model, options));
   LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::ThreadTeam> team,
                         kernels::ThreadTeam::Create(threads));
   LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<ReadBandwidth> bandwidth,
-                        ReadBandwidth::Create(need.read_buffer, *team));
+                        ReadBandwidth::Create(read_buffer, *team));
   ArithmeticRate arithmetic(options.compute_dtype, *team, options.isa.value_or(kernels::BestIsa()));
   kv::BlockPool pool(options.kv_blocks);
   StepBench bench({.rounds = config.rounds,
@@ -153,7 +162,7 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
                      .threads = threads,
                      .numeric_class = engine.runner->numeric_class(),
                      .notes = std::move(model.notes),
-                     .read_buffer_bytes = need.read_buffer};
+                     .read_buffer_bytes = read_buffer};
   for (int32_t tokens : contexts) {
     for (int32_t rows : batches) {
       if (config.decode()) {

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "common/kv/kv_layout.h"
-#include "services/cli/bench/memory_need.h"
+#include "common/model/memory_need.h"
 
 namespace lynx::cli {
 
@@ -29,13 +29,12 @@ MemoryPlan PlanMemory(const ModelInspection& inspection, const MemoryQuestion& q
   // Of a sequence that decodes.
   const auto blocks_of = [&](int64_t tokens) { return layout.groups.MostBlocks(tokens, 1); };
   const auto step_of = [&](int64_t batch, int64_t sequence_blocks) {
-    const MemoryNeed need = NeedOf(
-        spec, {.kv_dtype = question.kv_dtype, .kv_blocks = 0, .rows = batch, .logits_rows = batch});
-    // A cosine and a sine for each pair of elements, of the positions that KV can hold.
-    const int64_t positions =
-        std::min<int64_t>(spec.max_positions, layout.groups.MostTokens(batch * sequence_blocks));
-    return static_cast<double>(need.steps) +
-           static_cast<double>(positions) * spec.rotary_dim * sizeof(float);
+    const model::MemoryNeed need = model::NeedOf(spec, inspection.weight_bytes,
+                                                 {.kv_dtype = question.kv_dtype,
+                                                  .kv_blocks = batch * sequence_blocks,
+                                                  .rows = batch,
+                                                  .logits_rows = batch});
+    return static_cast<double>(need.steps);
   };
   MemoryPlan plan;
   plan.weights = inspection.weight_bytes;

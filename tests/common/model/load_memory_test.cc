@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/model/memory_need.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "gmock/gmock.h"
@@ -138,17 +139,25 @@ TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
   const int64_t before = StatusBytes("VmRSS");
 
   int64_t packed = 0;
+  MemoryNeed need;
   auto runner = ModelRunner::Load({.model_dir = dir.path(),
                                    .kv_blocks = kKvBlocks,
                                    .max_step_rows = 16,
                                    .max_step_logits = 4,
                                    .threads = 2,
-                                   .load_progress = [&](int64_t done, int64_t total) {
-                                     EXPECT_GT(done, packed);
-                                     EXPECT_LE(done, total);
-                                     EXPECT_EQ(total, weights);
-                                     packed = done;
-                                   }});
+                                   .admit_memory =
+                                       [&](const MemoryNeed& asked) {
+                                         need = asked;
+                                         EXPECT_EQ(packed, 0) << "before any weight is read";
+                                         return absl::OkStatus();
+                                       },
+                                   .load_progress =
+                                       [&](int64_t done, int64_t total) {
+                                         EXPECT_GT(done, packed);
+                                         EXPECT_LE(done, total);
+                                         EXPECT_EQ(total, weights);
+                                         packed = done;
+                                       }});
   ASSERT_THAT(runner, IsOk());
   EXPECT_EQ(packed, weights);
   const double bound = 1.1 * static_cast<double>(weights + kKvBytes);
@@ -157,6 +166,12 @@ TEST_P(LoadMemoryTest, NeverHoldsTheWeightsTwice) {
   const int64_t after = StatusBytes("VmRSS") - before;
   EXPECT_LE(static_cast<double>(after), bound);
   EXPECT_GE(after, weights);
+
+  EXPECT_GE(need.weights, weights);
+  EXPECT_LE(static_cast<double>(need.weights), 1.01 * static_cast<double>(weights))
+      << "and vectors";
+  EXPECT_EQ(need.kv, kKvBlocks * (*runner)->kv().layout().BlockBytes());
+  EXPECT_LE(after, need.total()) << "more than was asked for";
 }
 
 INSTANTIATE_TEST_SUITE_P(Experts, LoadMemoryTest,

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "common/model/compatibility.h"
+#include "common/model/memory_need.h"
+#include "common/model/memory_need.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
 #include "common/model/router_override.h"
@@ -170,6 +172,22 @@ TEST(ModelFolderTest, OptionsOutOfRangeAreRefused) {
   if (kernels::BestIsa() != kernels::Isa::kAmx) {
     refused([](RunnerOptions& o) { o.isa = kernels::Isa::kAmx; }, "isa is amx");
   }
+}
+
+TEST(ModelFolderTest, MemoryThatIsNotGrantedEndsTheLoad) {
+  TempDir dir;
+  TinyModel::Make().Write(dir.path());
+  RunnerOptions options = Options(dir.path());
+  MemoryNeed need;
+  options.admit_memory = [&](const MemoryNeed& asked) {
+    need = asked;
+    return absl::ResourceExhaustedError("no");
+  };
+  options.load_progress = [](int64_t, int64_t) { FAIL() << "weights were read"; };
+  EXPECT_THAT(ModelRunner::Load(options), StatusIs(absl::StatusCode::kResourceExhausted, "no"));
+  EXPECT_GT(need.weights, 0);
+  EXPECT_GT(need.kv, 0);
+  EXPECT_GT(need.steps, 0);
 }
 
 // --- Identity

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "common/base/available_memory.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_spec.h"
@@ -53,11 +54,13 @@ absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(const Options& options,
   runner.kv_blocks = static_cast<int32_t>(kv::BlocksFor(options.tokens) * layout.groups.count());
   runner.max_step_rows = std::min(options.chunk, options.tokens);
   runner.max_step_logits = 1;
-  const MemoryNeed need = NeedOf(spec, {.kv_dtype = runner.kv_dtype,
-                                        .kv_blocks = runner.kv_blocks,
-                                        .rows = runner.max_step_rows,
-                                        .logits_rows = runner.max_step_logits});
-  LYNX_RETURN_IF_ERROR(CheckFits(need, spec, AvailableMemory()));
+  const model::MemoryNeed need = model::NeedOf(spec, WeightBytes(spec),
+                                               {.kv_dtype = runner.kv_dtype,
+                                                .kv_blocks = runner.kv_blocks,
+                                                .rows = runner.max_step_rows,
+                                                .logits_rows = runner.max_step_logits,
+                                                .threads = runner.threads});
+  LYNX_RETURN_IF_ERROR(CheckFits(need, /*read_buffer=*/0, spec, AvailableMemory()));
   LYNX_ASSIGN_OR_RETURN(SyntheticEngine engine,
                         StartSyntheticEngine(spec, runner, std::move(traces), options.seed));
   std::unique_ptr<Overlap> overlap(new Overlap(options, std::move(engine), runner.kv_blocks));

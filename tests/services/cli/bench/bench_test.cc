@@ -170,6 +170,12 @@ TEST(BenchTest, WhatCannotBeRunIsRefusedBeforeItIsAllocated) {
       Bench({"decode", "--shape=mixtral-8x7b", "--batch=4096", "--context=32000"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("KV cache"), HasSubstr("are available")));
+  for (const std::string shape : {"mixtral-8x7b", "deepseek-v2-lite"}) {
+    const Outcome absurd = Bench(
+        {"decode", "--shape=" + shape, "--batch=4096", "--context=1048576", "--kv-dtype=f32"});
+    EXPECT_EQ(absurd.status, 1);
+    EXPECT_THAT(absurd.err, AllOf(HasSubstr("KV cache"), HasSubstr("are available")));
+  }
   const Outcome memory = Bench({"memory", "--read-buffer=100TiB"});
   EXPECT_EQ(memory.status, 1);
   EXPECT_THAT(memory.err, AllOf(HasSubstr("read buffer"), HasSubstr("are available")));

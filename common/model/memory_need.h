@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/dtype.h"
+#include "common/model/model_spec.h"
+
+namespace lynx::model {
+
+// What a ModelRunner keeps in memory, in bytes; the largest number for more than that.
+struct MemoryNeed {
+  int64_t weights = 0;  // Packed.
+  int64_t kv = 0;
+  int64_t steps = 0;  // What steps work in: activations, logits, attention, angles of RoPE.
+
+  int64_t total() const;
+};
+
+struct StepSizes {
+  DType kv_dtype = DType::kBf16;
+  int64_t kv_blocks = 0;
+  int64_t rows = 0;
+  int64_t logits_rows = 0;
+  int64_t threads = 0;
+};
+
+MemoryNeed NeedOf(const ModelSpec& spec, int64_t weight_bytes, const StepSizes& sizes);
+
+}  // namespace lynx::model
