@@ -21,6 +21,8 @@ class ArithmeticRate {
   // Weights are bf16; activations of `dtype`, kF32 or kBf16. `isa` is that of what is measured.
   ArithmeticRate(DType dtype, kernels::ThreadTeam& team, kernels::Isa isa = kernels::BestIsa());
 
+  kernels::Isa isa() const { return isa_; }
+
   // Operations per second at `rows` > 0 rows, best of some passes. Fails as kernels::Gemm does.
   absl::StatusOr<double> Measure(int64_t rows);
 

@@ -16,8 +16,8 @@ void PrintTable(const BenchReport& report, std::ostream& out) {
   out << absl::StrFormat("\nread bandwidth %.2f GB/s, %d threads, over %d MiB\n",
                          report.bandwidth_gb_s, report.threads, report.read_buffer_bytes >> 20);
   if (report.arithmetic_gflop_s > 0) {
-    out << absl::StrFormat("products with weights in the caches: up to %.0f GFLOP/s\n",
-                           report.arithmetic_gflop_s);
+    out << absl::StrFormat("products with weights in the caches, %s: up to %.0f GFLOP/s\n",
+                           report.arithmetic_isa, report.arithmetic_gflop_s);
   }
   for (const std::string& note : report.notes) out << "note: " << note << "\n";
   if (report.results.empty()) return;
@@ -65,6 +65,7 @@ void PrintJson(const BenchReport& report, std::ostream& out) {
                       {"read_buffer_bytes", report.read_buffer_bytes},
                       {"bandwidth_gb_s", report.bandwidth_gb_s},
                       {"arithmetic_gflop_s", report.arithmetic_gflop_s},
+                      {"arithmetic_isa", report.arithmetic_isa},
                       {"results", nlohmann::json::array()}};
   for (const BenchResult& r : report.results) {
     nlohmann::json row{{"policy", r.policy},

@@ -47,6 +47,7 @@ struct BenchReport {
   int64_t read_buffer_bytes = 0;
   double bandwidth_gb_s = 0;      // Median of all measurements of the run.
   double arithmetic_gflop_s = 0;  // Most, of products with weights in the caches; 0: not measured.
+  std::string arithmetic_isa = {};  // The instruction set of those products; empty: not measured.
   std::vector<BenchResult> results = {};
 };
 

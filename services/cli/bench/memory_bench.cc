@@ -30,6 +30,7 @@ struct MemoryBenchConfig {
 };
 
 absl::Status Run(const MemoryBenchConfig& config, std::ostream& out) {
+  LYNX_RETURN_IF_ERROR(CheckReadBuffer(config.read_buffer));
   const int32_t threads = config.threads > 0 ? config.threads : kernels::UsableCpus();
   const int64_t available = AvailableMemory();
   const int64_t bytes = config.read_buffer > 0 ? config.read_buffer : DefaultReadBuffer(available);
@@ -47,10 +48,11 @@ absl::Status Run(const MemoryBenchConfig& config, std::ostream& out) {
   BenchReport report{.mode = "memory",
                      .threads = threads,
                      .read_buffer_bytes = bytes,
-                     .bandwidth_gb_s = Quantile(passes, 0.5) / 1e9};
+                     .bandwidth_gb_s = Median(passes) / 1e9};
   report.notes.push_back(
       absl::StrFormat("of %d passes the slowest read %.2f, the fastest %.2f GB/s", config.passes,
                       Quantile(passes, 0) / 1e9, Quantile(passes, 1) / 1e9));
+  if (auto note = CacheNote(bytes, LastLevelCacheBytes())) report.notes.push_back(*std::move(note));
   config.json ? PrintJson(report, out) : PrintTable(report, out);
   return absl::OkStatus();
 }
@@ -77,7 +79,7 @@ int RunMemoryBench(int argc, const char* const* argv, std::ostream& out, std::os
   }
   if (const absl::Status status = Run(config, out); !status.ok()) {
     err << "lynx bench memory: " << status.message() << "\n";
-    return 1;
+    return absl::IsInvalidArgument(status) ? 2 : 1;
   }
   return 0;
 }

@@ -69,7 +69,7 @@ absl::StatusOr<ModelShape> ReadModel(const ModelBenchConfig& config) {
     LYNX_ASSIGN_OR_RETURN(model.spec, model::LoadModelSpec(config.model));
     return model;
   }
-  LYNX_ASSIGN_OR_RETURN(model, LoadModelShape(config.shape));
+  LYNX_ASSIGN_OR_RETURN(model, ShapeOfFlag(config.shape));
   if (config.layers > model.spec.layers) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--layers: %d, the shape has %d", config.layers, model.spec.layers));
@@ -96,6 +96,7 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> batches, ParseBatches(config.batch));
   LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> contexts,
                         ParseCounts("--context", config.context, 1 << 20));
+  LYNX_RETURN_IF_ERROR(CheckReadBuffer(config.read_buffer));
   if (config.model.empty() == config.shape.empty()) {
     return absl::InvalidArgumentError("one of --model and --shape is wanted");
   }
@@ -175,8 +176,12 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
       }
     }
   }
-  report.bandwidth_gb_s = Quantile(bench.bandwidths(), 0.5) / 1e9;
+  if (auto note = CacheNote(read_buffer, LastLevelCacheBytes())) {
+    report.notes.push_back(*std::move(note));
+  }
+  report.bandwidth_gb_s = Median(bench.bandwidths()) / 1e9;
   report.arithmetic_gflop_s = Quantile(bench.arithmetic_rates(), 1) / 1e9;
+  report.arithmetic_isa = std::string(kernels::Name(arithmetic.isa()));
   config.json ? PrintJson(report, out) : PrintTable(report, out);
   return absl::OkStatus();
 }

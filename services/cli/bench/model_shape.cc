@@ -91,6 +91,13 @@ absl::StatusOr<ModelShape> LoadModelShape(const std::string& shape) {
   return ShapeOfConfig(config, shape);
 }
 
+absl::StatusOr<ModelShape> ShapeOfFlag(const std::string& shape) {
+  absl::StatusOr<ModelShape> loaded = LoadModelShape(shape);
+  if (!absl::IsNotFound(loaded.status())) return loaded;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--shape: ", std::string(loaded.status().message())));
+}
+
 absl::StatusOr<ModelShape> ShapeOfConfig(const json& config, const std::string& name) {
   if (!config.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": not a JSON object"));

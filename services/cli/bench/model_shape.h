@@ -27,6 +27,9 @@ std::vector<std::string> ShapeNames();
 //   Unimplemented    a family or a feature that is not served; names it.
 absl::StatusOr<ModelShape> LoadModelShape(const std::string& shape);
 
+// The same of what --shape says: InvalidArgument, which names the flag, in place of NotFound.
+absl::StatusOr<ModelShape> ShapeOfFlag(const std::string& shape);
+
 // The same of a config in memory. `name` is the shape's and is used in messages.
 absl::StatusOr<ModelShape> ShapeOfConfig(const nlohmann::json& config, const std::string& name);
 

@@ -113,9 +113,9 @@ PlannerRow MeasurePlans(const RouterTraces& traces, const moe::Policy& policy, c
   }
   row.experts_exact /= static_cast<double>(inputs);
   row.experts /= static_cast<double>(inputs);
-  row.median_us = Quantile(warm, 0.5);
+  row.median_us = Median(warm);
   row.p90_us = Quantile(warm, 0.9);
-  row.cold_median_us = Quantile(cold, 0.5);
+  row.cold_median_us = Median(cold);
   return row;
 }
 

@@ -113,7 +113,7 @@ absl::StatusOr<MachineRates> StepBench::MeasureMachine(int64_t rows) {
   bandwidths_.insert(bandwidths_.end(), passes.begin(), passes.end());
   LYNX_ASSIGN_OR_RETURN(const double rate, arithmetic_.Measure(rows));
   arithmetic_rates_.push_back(rate);
-  return MachineRates{.bytes_per_second = Quantile(passes, 0.5), .operations_per_second = rate};
+  return MachineRates{.bytes_per_second = Median(passes), .operations_per_second = rate};
 }
 
 std::vector<TokenId> StepBench::RandomTokens(int32_t count) {

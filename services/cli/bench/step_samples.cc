@@ -38,7 +38,7 @@ void StepSamples::EndRound(const MachineRates& rates) {
     arithmetic_bound_ |= AnyBoundByArithmetic(work, rates.bytes_per_second, operations_per_second);
   }
   const auto steps = static_cast<double>(round_seconds_.size());
-  const double seconds = Quantile(round_seconds_, 0.5);
+  const double seconds = Median(round_seconds_);
   rounds_.push_back({.seconds = seconds,
                      .bytes = bytes / steps,
                      .bandwidth = rates.bytes_per_second,
@@ -53,13 +53,13 @@ BenchResult StepSamples::Summarise(double tokens) const {
   const auto median = [&](double Round::*field) {
     std::vector<double> values;
     for (const Round& round : rounds_) values.push_back(round.*field);
-    return Quantile(values, 0.5);
+    return Median(values);
   };
   double bytes = 0;
   for (const Round& round : rounds_) bytes += round.bytes;
   const auto steps = static_cast<double>(seconds_.size());
   const double total = std::accumulate(seconds_.begin(), seconds_.end(), 0.0);
-  const double step = Quantile(seconds_, 0.5);
+  const double step = Median(seconds_);
   return {.step_ms_p50 = step * 1e3,
           .step_ms_p99 = Quantile(seconds_, 0.99) * 1e3,
           .tokens_per_s = tokens / step,
@@ -84,7 +84,7 @@ BenchResult::Ratio StepSamples::Against(const StepSamples& exact) const {
     time.push_back(rounds_[i].seconds / exact.rounds_[i].seconds);
     bytes.push_back(rounds_[i].bytes / exact.rounds_[i].bytes);
   }
-  return {.time = Quantile(time, 0.5), .bytes = Quantile(bytes, 0.5)};
+  return {.time = Median(time), .bytes = Median(bytes)};
 }
 
 }  // namespace lynx::cli

@@ -188,12 +188,12 @@ absl::StatusOr<std::vector<TransferResult>> MeasureTransfers(const TransferBench
   std::vector<TransferResult> results;
   for (size_t i = 0; i < pairs.size(); ++i) {
     TransferResult result{.transport = config.transports[i],
-                          .bytes_per_s = Quantile(rates[i], 0.5),
+                          .bytes_per_s = Median(rates[i]),
                           .perftest_bytes_per_s = {},
                           .share = {}};
     if (has_perftest) {
-      result.perftest_bytes_per_s = Quantile(limits[i], 0.5);
-      result.share = Quantile(shares[i], 0.5);
+      result.perftest_bytes_per_s = Median(limits[i]);
+      result.share = Median(shares[i]);
       result.share_low = Quantile(shares[i], 0);
       result.share_high = Quantile(shares[i], 1);
     }
@@ -228,7 +228,7 @@ absl::StatusOr<std::vector<OverlapResult>> MeasureOverlap(const TransferBenchCon
     const auto median = [&](double OverlapResult::*field) {
       std::vector<double> values;
       for (const OverlapResult& result : rounds) values.push_back(result.*field);
-      return Quantile(values, 0.5);
+      return Median(values);
     };
     medians.push_back({.transport = transport,
                        .alone_ms = median(&OverlapResult::alone_ms),

@@ -29,7 +29,7 @@ std::vector<std::string> FlagsOf(const TransferSetup& setup) {
 }
 
 absl::StatusOr<model::ModelSpec> SpecOf(const TransferSetup& setup) {
-  LYNX_ASSIGN_OR_RETURN(ModelShape shape, LoadModelShape(setup.shape));
+  LYNX_ASSIGN_OR_RETURN(ModelShape shape, ShapeOfFlag(setup.shape));
   if (setup.layers > shape.spec.layers) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--layers: %d, the shape has %d", setup.layers, shape.spec.layers));

@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/core/isa.h"
 
 namespace lynx::cli {
 namespace {
@@ -31,8 +32,8 @@ Outcome Bench(const std::vector<std::string>& arguments) {
 }
 
 std::vector<std::string> Small(const std::string& mode) {
-  return {mode,         "--batch=1,4", "--context=20", "--chunk=8",         "--steps=2",
-          "--rounds=2", "--threads=2", "--json",       "--read-buffer=8MiB"};
+  return {mode,         "--batch=1,4", "--context=20", "--chunk=8",          "--steps=2",
+          "--rounds=2", "--threads=2", "--json",       "--read-buffer=64MiB"};
 }
 
 nlohmann::json Results(std::vector<std::string> arguments, const std::vector<std::string>& more) {
@@ -52,9 +53,9 @@ nlohmann::json Results(std::vector<std::string> arguments, const std::vector<std
 }
 
 TEST(BenchTest, MemoryMeasuresReadBandwidth) {
-  const std::vector<std::string> arguments = {"memory", "--read-buffer=8MiB", "--passes=2"};
+  const std::vector<std::string> arguments = {"memory", "--read-buffer=64MiB", "--passes=2"};
   EXPECT_EQ(Results(arguments, {"--json"}).size(), 0u);
-  EXPECT_THAT(Bench(arguments).out, AllOf(HasSubstr("over 8 MiB"), HasSubstr("2 passes")));
+  EXPECT_THAT(Bench(arguments).out, AllOf(HasSubstr("over 64 MiB"), HasSubstr("2 passes")));
 }
 
 TEST(BenchTest, DecodeCountsTheBytesOfAStep) {
@@ -116,9 +117,25 @@ TEST(BenchTest, PrefillCountsWholePrompts) {
 TEST(BenchTest, AShapeMayBeLongerThanItsModel) {
   const Outcome outcome =
       Bench({"decode", "--shape=models/lynx-tiny-moe/config.json", "--batch=1", "--context=3000",
-             "--steps=1", "--rounds=1", "--threads=2", "--read-buffer=8MiB"});
+             "--steps=1", "--rounds=1", "--threads=2", "--read-buffer=64MiB"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("note: runs beyond the 2048 positions of the model"));
+}
+
+// Both roofs and shares of them would be those of other kernels.
+TEST(BenchTest, TheRoofIsThatOfTheInstructionSetThatRuns) {
+  const auto report = [](const std::string& isa) {
+    std::vector<std::string> arguments = Small("prefill");
+    arguments.push_back("--shape=models/lynx-tiny-moe/config.json");
+    arguments.push_back("--isa=" + isa);
+    return nlohmann::json::parse(Bench(arguments).out, nullptr, /*allow_exceptions=*/false);
+  };
+  const auto portable = report("portable");
+  EXPECT_EQ(portable["arithmetic_isa"], "portable");
+  EXPECT_THAT(std::string(portable["numeric_class"]), HasSubstr("cpu-portable/"));
+  EXPECT_GT(portable["arithmetic_gflop_s"], 0);
+  const std::string best(kernels::Name(kernels::BestIsa()));
+  EXPECT_EQ(report("auto")["arithmetic_isa"], best);
 }
 
 TEST(BenchTest, TablesNameWhatRan) {
@@ -148,7 +165,8 @@ TEST(BenchTest, BadArgumentsAreNamed) {
   fails({"decode", "--model=x", "--context=none"}, 2, "--context: 'none'");
   fails({"decode", "--model=x", "--layers=1"}, 2, "--layers");
   fails({"decode", "--model=/nonexistent"}, 1, "/nonexistent");
-  fails({"decode", "--shape=olmo"}, 1, "olmoe-1b-7b");
+  fails({"decode", "--shape=olmo"}, 2, "--shape: 'olmo'");
+  fails({"decode", "--shape=olmo"}, 2, "olmoe-1b-7b");
   fails({"decode", "--shape=olmoe-1b-7b", "--layers=17"}, 2, "the shape has 16");
   fails({"decode", "--shape=olmoe-1b-7b", "--policy=best"}, 2, "'best'");
   fails({"decode", "--model=models/lynx-tiny-moe", "--context=4000"}, 2, "the model holds 2047");
@@ -160,7 +178,10 @@ TEST(BenchTest, BadArgumentsAreNamed) {
   fails({"transfer", "--transports=tcp,rdma"}, 2, "--transports: 'rdma'");
   fails({"transfer", "--payload=0"}, 2, "--payload");
   fails({"transfer", "--layers=17"}, 2, "the shape has 16");
-  fails({"transfer", "--shape=olmo"}, 1, "olmoe-1b-7b");
+  fails({"transfer", "--shape=olmo"}, 2, "--shape: 'olmo'");
+  fails({"decode", "--model=x", "--batch=1,,2"}, 2, "--batch: '1,,2'");
+  fails({"decode", "--model=x", "--read-buffer=1"}, 2, "--read-buffer: 1, wanted at least 64MiB");
+  fails({"memory", "--read-buffer=1"}, 2, "--read-buffer: 1, wanted at least 64MiB");
   EXPECT_EQ(Bench({"--help"}).status, 0);
   EXPECT_EQ(Bench({"decode", "--help"}).status, 0);
 }

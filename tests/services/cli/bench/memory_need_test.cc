@@ -85,5 +85,16 @@ TEST(MemoryNeedTest, TheReadBufferGivesWayToLittleMemory) {
   EXPECT_EQ(DefaultReadBuffer(0), int64_t{64} << 20);
 }
 
+TEST(MemoryNeedTest, AReadBufferThatCachesHoldIsRefusedOrTold) {
+  EXPECT_THAT(CheckReadBuffer(0), IsOk());
+  EXPECT_THAT(CheckReadBuffer(int64_t{64} << 20), IsOk());
+  EXPECT_THAT(CheckReadBuffer((int64_t{64} << 20) - 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least 64MiB")));
+  EXPECT_EQ(CacheNote(int64_t{64} << 20, int64_t{32} << 20), std::nullopt);
+  EXPECT_EQ(CacheNote(int64_t{64} << 20, 0), std::nullopt);
+  EXPECT_THAT(CacheNote(int64_t{64} << 20, int64_t{33} << 20).value_or(""),
+              AllOf(HasSubstr("64 MiB"), HasSubstr("cache, 33 MiB")));
+}
+
 }  // namespace
 }  // namespace lynx::cli

@@ -52,9 +52,9 @@ TEST(StepSamplesTest, SharesRelateToTheBandwidthOfTheSameRound) {
   EXPECT_DOUBLE_EQ(result.bytes_per_step, 800);
   EXPECT_DOUBLE_EQ(result.experts, 6) << "dense layers do not count";
   EXPECT_THAT(result.plan_share, DoubleNear(0.03 * 6 / 9, 1e-6));
-  EXPECT_DOUBLE_EQ(result.step_ms_p50, 1000);
+  EXPECT_DOUBLE_EQ(result.step_ms_p50, 1500);
   EXPECT_DOUBLE_EQ(result.step_ms_p99, 2000);
-  EXPECT_DOUBLE_EQ(result.tokens_per_s, 16);
+  EXPECT_DOUBLE_EQ(result.tokens_per_s, 16 / 1.5);
 }
 
 TEST(StepSamplesTest, ReadsBesideThePlansShow) {
