@@ -90,6 +90,11 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
     return absl::InvalidArgumentError(
         absl::StrCat("--cpus ", config.cpus, ": ", std::string(cpus.status().message())));
   }
+  if (!cpus->empty() && config.threads > static_cast<int32_t>(cpus->size())) {
+    return absl::InvalidArgumentError(absl::StrCat("--threads ", config.threads,
+                                                   ": more than the CPUs of --cpus ", config.cpus,
+                                                   ", ", cpus->size(), ", and each takes one"));
+  }
   auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config));
   runtime->cpus_ = *std::move(cpus);
   telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),

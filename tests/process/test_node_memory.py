@@ -39,3 +39,8 @@ def test_a_shorter_context_fits_into_less():
         assert status == 200, answer
         status, answer = cluster.post("/v1/completions", {**ask, "max_tokens": 100})
         assert status == 400 and answer["error"]["code"] == "context_length_exceeded", answer
+
+
+def test_more_threads_than_cpus_names_both_options(tmp_path):
+    log = ended(tmp_path, "--cpus", "0", "--threads", "8")
+    assert "--threads 8: more than the CPUs of --cpus 0, 1" in log, log
