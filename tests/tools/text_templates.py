@@ -316,6 +316,25 @@ SNIPPETS = [
     "{{ s | wordcount }} {{ 'a_b c-d  é1' | wordcount }} {{ '' | wordcount }} [{{ 'ab' | center(7) }}] [{{ 'abc' | center(6) }}] [{{ 'abc' | center(2) }}] {{ 'tojson' is filter }}{{ 'zz' is filter }}{{ 'odd' is test }}{{ x is filter }}",
     "{{ 'a-b-c'.partition('-') }} {{ 'a-b-c'.rpartition('-') }} {{ 'abc'.partition('-') }} {{ 'abc'.rpartition('-') }} {{ 'aBé'.swapcase() }} {{ '-7'.zfill(4) }} {{ '7'.zfill(3) }} {{ 'abc'.zfill(2) }} {{ 'a'.center(4, '*') }} {{ 'a'.ljust(3, '.') }}|{{ 'é'.rjust(3) }}",
     "{{ 'a'.center(3, 'xy') }}", "{{ 'a'.partition('') }}", "{{ [1] in d }}", "{{ d.get([1]) }}", "{{ d[[1]] is defined }}",
+    # What is None gives nothing where Jinja looks at it first.
+    "{{ n | map('upper') | list }}{{ 0 | select | list }}{{ '' | map | list }}{{ n | selectattr | list }}{{ false | rejectattr('a') | list }}{{ n | reject('odd') | join }}{{ n | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('') }}",
+    "{{ x | map('upper') | list }}", "{{ none[:3] }}|{{ none[:3] is defined }}", "{{ n[:3] }}", "{{ d[zz] }}{{ l[zz] }}{{ s[zz] }}{{ x[zz] }}{{ d[zz] is defined }}{{ d.get(zz, 4) }}{{ zz in d }}", "{{ zz[zz] }}",
+    # Keys that are no strings.
+    "{{ {0: 1, 512: 2, 'a': 3, none: 4, 1.5: 5, (1, 'q'): 6, zz: 7} }} {{ {0: 1}[0] }}{{ {0: 1}['0'] is defined }}{{ {(1, 'q'): 3}[(1, 'q')] }}{{ {(1, 'q'): 3}[1, 'q'] }}{{ {none: 5}[n] }}",
+    "{% set m = {1: 'a', true: 'b', 1.0: 'c', 2: s} %}{{ m }}{{ m[1] }}{{ m[true] }}{{ m.get(1.0) }}{{ 1 in m }}{{ '1' in m }}{{ 7 in m }}{{ m.get(7, 'z') }}{{ m | length }}{{ m == {2.0: s, 1: 'c'} }}{{ m[3 - 1] }}",
+    "{{ {true: 1, none: 2, 3: 4, 2.5: 5, 'k': 6} | tojson }} {{ {3: 4, 1: 5, 2.5: 6, 10: 7} | tojson(sort_keys=true) }} {{ {3: 1, 1: 2} | dictsort }} {{ {3: 1, 'a': 2}.items() | list }} {{ {3: 1}.keys() | list }} {{ {3: 1} | first }}",
+    "{% for k, v in {0: 1, 'b': 2}.items() %}{{ k }}={{ v }},{% endfor %}{% for k in {4: 1} %}{{ k + 1 }}{% endfor %}{{ dict({0: 1}, a=2) }}{{ [{0: 'a'}, {0: 'b'}] | map(attribute=0) | join }}",
+    "{{ {3: 4, 'a': 5} | tojson(sort_keys=true) }}", "{{ {(1, 2): 1} | tojson }}", "{{ {[1]: 2} }}", "{{ {(1, [2]): 2} }}", "{{ {}[[1]] is defined }}{{ {1: 2}[{}] is defined }}",
+    # Methods with bounds, and rounding to tens.
+    "{{ 'abcabc'.find('c', 3) }} {{ 'abcabc'.find('c', -2, -1) }} {{ 'abcabc'.rfind('a', 0, 3) }} {{ 'ééa'.find('a', 1) }} {{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }} {{ 'abc'.rfind('', 0, 2) }} {{ 'abc'.find('c', none, 2) }} {{ 'abc'.find('c', 2, 1) }} {{ 'abc'.find('a', -99, 99) }}",
+    "{{ 'abc'.count('', 1) }} {{ 'abc'.count('', 4) }} {{ 'aaaa'.count('aa', 1) }} {{ 'aéaéa'.count('a', 1, -1) }} {{ 'abc'.index('c') }} {{ 'abcb'.rindex('b') }} {{ 'abc'.index('b', 1, 2) }}", "{{ 'abc'.index('z') }}", "{{ 'abc'.find('c', 'x') }}",
+    "{{ 'abc'.startswith('b', 1) }} {{ 'abc'.startswith('', 4) }} {{ 'abc'.endswith('b', 0, 2) }} {{ 'abc'.endswith(('x', 'b'), 0, -1) }} {{ 'abc'.startswith('abc', -9) }} {{ 'abc'.endswith('', 3) }} {{ 'éa'.startswith('a', 1) }} {{ 'abc'.endswith('c', none, none) }}",
+    "{{ 'a\\nb\\r\\n\\nc'.splitlines(true) }} {{ 'a\\nb'.splitlines(keepends=false) }} {{ 'a\\n'.splitlines(1) }} {{ ''.splitlines(true) }}",
+    "{{ 2.5 | round(-1) }} {{ 25.0 | round(-1) }} {{ 35.0 | round(-1) }} {{ 15 | round(-1) }} {{ 25 | round(-1) }} {{ -15 | round(-1) }} {{ (-25) | round(-1) }} {{ (-26) | round(-1) }} {{ (-4.0) | round(-1) }} {{ 5.1 | round(-1) }} {{ 1234.5 | round(-2) }} {{ 1234.5 | round(-5) }} {{ 55 | round(-2) }} {{ 50 | round(-2) }} {{ 6 | round(-30) }} {{ 1e300 | round(-299) }}",
+    "{{ 1.23456 | round(17) }} {{ 0.1 | round(20) }} {{ 123 | round(-1, 'ceil') }} {{ 123 | round(-1, 'floor') }} {{ true | round }} {{ 7 | round(2, 'floor') }}",
+    # Calls of what lists and mappings hold.
+    "{% macro a(x) %}A{{ x }}{% endmacro %}{% macro b(x) %}B{{ x }}{% endmacro %}{{ [a, b][1](3) }}{% set h = [a, b] %}{{ h[0](1) }}{% for f in h %}{{ f(2) }}{% endfor %}{{ {'k': a}['k'](5) }}{{ (a)(7) }}{{ d['keys']() | list }}{{ 'q'['upper']() }}",
+    "{{ [1][0](2) }}", "{{ l[0](2) }}", "{{ l[9]() }}",
     # Call blocks and recursive loops.
     "{% macro m(a) %}<{{ a }}:{{ caller() }}>{% endmacro %}{% set q = 5 %}{% for i in l %}{% call m(i) %}{{ i }}{{ q }}{{ loop.index }}{% set z = 1 %}{% endcall %}{{ z }}{% endfor %}",
     "{% macro m() %}{% for i in l %}{{ caller(i, b=loop.index) }}{% endfor %}{% endmacro %}{% call(a, b=0) m() %}[{{ a }}{{ b }}{{ x }}]{% endcall %}",

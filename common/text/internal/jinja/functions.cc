@@ -167,7 +167,7 @@ absl::StatusOr<Value> Replace(const Text& text, const std::string& from, const T
   return Value(std::move(out));
 }
 
-std::vector<std::string_view> SplitLines(std::string_view text) {
+std::vector<std::string_view> SplitLines(std::string_view text, bool keep_ends = false) {
   std::vector<std::string_view> lines;
   size_t begin = 0;
   for (size_t i = 0; i < text.size();) {
@@ -182,7 +182,7 @@ std::vector<std::string_view> SplitLines(std::string_view text) {
     } else if (rest.starts_with("\xE2\x80\xA8") || rest.starts_with("\xE2\x80\xA9")) {
       length = 3;
     }
-    if (length > 0) lines.push_back(text.substr(begin, i - begin));
+    if (length > 0) lines.push_back(text.substr(begin, i - begin + (keep_ends ? length : 0)));
     i += std::max<size_t>(length, 1);
     if (length > 0) begin = i;
   }
@@ -260,7 +260,44 @@ absl::StatusOr<Value> Split(const Text& text, const std::optional<Value>& separa
   return ListOfParts(text, parts, budget);
 }
 
-absl::StatusOr<bool> HasAffix(const std::string& text, const std::optional<Value>& affix,
+// What a method with `start` and `end` looks at.
+struct Window {
+  std::string_view text;
+  int64_t start = 0;  // Characters before it.
+};
+
+// As Python clamps them; nothing when they are the wrong way round, where not even '' is found.
+absl::StatusOr<std::optional<Window>> WindowOf(std::string_view text,
+                                               const std::optional<Value>& start,
+                                               const std::optional<Value>& end, Budget& budget) {
+  const auto given = [](const std::optional<Value>& bound) {
+    return bound.has_value() && !bound->is_none();
+  };
+  if (!given(start) && !given(end)) return Window{text, 0};
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(text.size()) * kCodePointCost));
+  const auto count = static_cast<int64_t>(CodePointCount(text));
+  const auto bound = [&](const std::optional<Value>& value,
+                         int64_t absent) -> absl::StatusOr<int64_t> {
+    if (!given(value)) return absent;
+    LYNX_ASSIGN_OR_RETURN(const int64_t at, IntOf(value, absent, "a bound"));
+    return at < 0 ? std::max<int64_t>(at + count, 0) : at;
+  };
+  LYNX_ASSIGN_OR_RETURN(const int64_t first, bound(start, 0));
+  LYNX_ASSIGN_OR_RETURN(int64_t last, bound(end, count));
+  last = std::min(last, count);
+  if (first > last) return std::nullopt;
+  const auto offset = [text](int64_t characters) {
+    size_t at = 0;
+    for (; characters > 0; --characters) {
+      at += std::max<size_t>(1, Utf8SequenceLength(text.substr(at)));
+    }
+    return at;
+  };
+  const size_t begin = offset(first);
+  return Window{text.substr(begin, offset(last) - begin), first};
+}
+
+absl::StatusOr<bool> HasAffix(std::string_view text, const std::optional<Value>& affix,
                               bool at_end) {
   if (affix.has_value() && affix->list() != nullptr && affix->list()->is_tuple) {
     for (const Value& one : affix->list()->items) {
@@ -577,10 +614,42 @@ absl::StatusOr<Value> FilterAbs(const Value& value, const Bound&, Budget&) {
   return Bad("abs needs a number");
 }
 
+// Python's round(): of the decimal value, halves to even, as printf and remainder() do it.
+double RoundFloat(double number, int precision) {
+  if (!std::isfinite(number)) return number;
+  if (precision < 0) {
+    return std::copysign(number - std::remainder(number, std::pow(10.0, -precision)), number);
+  }
+  std::array<char, 1024> buffer;
+  const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", precision, number);
+  double rounded = 0;
+  std::from_chars(buffer.data(), buffer.data() + length, rounded);
+  return rounded;
+}
+
+// The same of an integer, to a multiple of 10^-precision.
+absl::StatusOr<Value> RoundInt(int64_t number, int64_t precision) {
+  if (precision >= 0) return Value(number);
+  if (precision < -18) return Value(int64_t{0});
+  int64_t unit = 1;
+  for (int64_t i = precision; i < 0; ++i) unit *= 10;
+  const int64_t rest = ((number % unit) + unit) % unit;
+  const int64_t quotient = number / unit - (number % unit < 0 ? 1 : 0);
+  const bool up = rest > unit - rest || (rest == unit - rest && quotient % 2 != 0);
+  int64_t rounded = 0;
+  if (__builtin_mul_overflow(quotient + (up ? 1 : 0), unit, &rounded)) {
+    return Bad("a number is too large");
+  }
+  return Value(rounded);
+}
+
 absl::StatusOr<Value> FilterRound(const Value& value, const Bound& args, Budget&) {
+  constexpr int64_t kMaxPrecision = 300;
   if (!value.is_number()) return Bad("round needs a number");
   LYNX_ASSIGN_OR_RETURN(const int64_t precision, IntOf(args[0], 0, "'precision'"));
-  if (precision < 0 || precision > 15) return Bad("'precision' must be in 0..15");
+  if (precision < -kMaxPrecision || precision > kMaxPrecision) {
+    return Bad(absl::StrCat("'precision' must be in -", kMaxPrecision, "..", kMaxPrecision));
+  }
   const double scale = std::pow(10.0, static_cast<double>(precision));
   const double number = value.as_double();
   std::string method = "common";
@@ -590,14 +659,8 @@ absl::StatusOr<Value> FilterRound(const Value& value, const Bound& args, Budget&
   if (method == "ceil") return Value(std::ceil(number * scale) / scale);
   if (method == "floor") return Value(std::floor(number * scale) / scale);
   if (method != "common") return Bad("unknown rounding method '" + method + "'");
-  if (value.is_integral()) return Value(value.as_int());
-  // Python rounds the decimal value, halves to even; printf does the same.
-  std::array<char, 512> buffer;
-  const int length =
-      std::snprintf(buffer.data(), buffer.size(), "%.*f", static_cast<int>(precision), number);
-  double rounded = 0;
-  std::from_chars(buffer.data(), buffer.data() + length, rounded);
-  return Value(rounded);
+  if (value.is_integral()) return RoundInt(value.as_int(), precision);
+  return Value(RoundFloat(number, static_cast<int>(precision)));
 }
 
 absl::StatusOr<Value> FilterSafe(const Value& value, const Bound&, Budget&) { return value; }
@@ -922,6 +985,8 @@ int64_t FilterCost(std::string_view name, const Value& value) {
 // map, select, reject, selectattr, rejectattr: they apply another filter or test to each item.
 absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
                                       const Arguments& args, Budget& budget) {
+  // None, like an empty list, gives nothing.
+  if (!Truthy(value)) return MakeList({});
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
   std::vector<Value> out;
@@ -982,13 +1047,13 @@ constexpr std::array<std::string_view, 18> kTestsWithArgument = {
 constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
                                                         "raise_exception", "strftime_now"};
 
-constexpr std::array<std::string_view, 32> kStringMethods = {
-    "partition",    "rpartition",  "zfill",   "center",     "ljust",   "rjust",
-    "swapcase",     "split",       "rsplit",  "strip",      "lstrip",  "rstrip",
-    "startswith",   "endswith",    "replace", "upper",      "lower",   "title",
-    "capitalize",   "find",        "rfind",   "count",      "join",    "isdigit",
-    "isalpha",      "isalnum",     "isspace", "splitlines", "islower", "isupper",
-    "removeprefix", "removesuffix"};
+constexpr std::array<std::string_view, 34> kStringMethods = {
+    "index",   "rindex",  "partition",    "rpartition",  "zfill",   "center",
+    "ljust",   "rjust",   "swapcase",     "split",       "rsplit",  "strip",
+    "lstrip",  "rstrip",  "startswith",   "endswith",    "replace", "upper",
+    "lower",   "title",   "capitalize",   "find",        "rfind",   "count",
+    "join",    "isdigit", "isalpha",      "isalnum",     "isspace", "splitlines",
+    "islower", "isupper", "removeprefix", "removesuffix"};
 constexpr std::array<std::string_view, 4> kDictMethods = {"items", "keys", "values", "get"};
 constexpr std::array<std::string_view, 2> kListMethods = {"index", "count"};
 constexpr std::array<std::string_view, 2> kLoopMethods = {"cycle", "changed"};
@@ -996,7 +1061,9 @@ constexpr std::array<std::string_view, 2> kLoopMethods = {"cycle", "changed"};
 int64_t StringMethodCost(const std::string& name, const std::string& text) {
   const auto size = static_cast<int64_t>(text.size());
   if (name == "startswith" || name == "endswith") return kItemCost;
-  if (name == "find" || name == "rfind" || name == "count" || name == "replace") return size;
+  if (name.ends_with("find") || name.ends_with("index") || name == "count" || name == "replace") {
+    return size;
+  }
   return size * kCodePointCost;
 }
 
@@ -1051,6 +1118,33 @@ absl::StatusOr<std::string> SwapCase(const std::string& text) {
   return out;
 }
 
+// find, rfind, index, rindex, count.
+absl::StatusOr<Value> Search(const std::string& text, const std::string& name,
+                             const Arguments& args, Budget& budget) {
+  LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"sub", "start", "end"}, args));
+  LYNX_ASSIGN_OR_RETURN(const std::string part, StringOf(bound[0], "what to look for"));
+  LYNX_ASSIGN_OR_RETURN(const auto window, WindowOf(text, bound[1], bound[2], budget));
+  const std::string_view searched = window.value_or(Window()).text;
+  if (name == "count") {
+    if (!window.has_value()) return Value(int64_t{0});
+    if (part.empty()) return Value(static_cast<int64_t>(CodePointCount(searched)) + 1);
+    int64_t count = 0;
+    for (size_t at = 0; (at = searched.find(part, at)) != std::string_view::npos;
+         at += part.size()) {
+      ++count;
+    }
+    return Value(count);
+  }
+  const size_t at = !window.has_value()     ? std::string_view::npos
+                    : name.starts_with('r') ? searched.rfind(part)
+                                            : searched.find(part);
+  if (at != std::string_view::npos) {
+    return Value(window->start + static_cast<int64_t>(CodePointCount(searched.substr(0, at))));
+  }
+  if (name.ends_with("index")) return Bad(name + "() did not find the text");
+  return Value(int64_t{-1});
+}
+
 absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name,
                                        const Arguments& args, Budget& budget) {
   const std::string& text = self.bytes();
@@ -1066,9 +1160,11 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
     return Strip(self, bound[0], name != "rstrip", name != "lstrip");
   }
   if (name == "startswith" || name == "endswith") {
-    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
-    LYNX_ASSIGN_OR_RETURN(const bool has, HasAffix(text, bound[0], name == "endswith"));
-    return Value(has);
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix", "start", "end"}));
+    LYNX_ASSIGN_OR_RETURN(const auto window, WindowOf(text, bound[1], bound[2], budget));
+    LYNX_ASSIGN_OR_RETURN(const bool has,
+                          HasAffix(window.value_or(Window()).text, bound[0], name == "endswith"));
+    return Value(has && window.has_value());
   }
   if (name == "removeprefix" || name == "removesuffix") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"affix"}));
@@ -1092,19 +1188,8 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
     LYNX_ASSIGN_OR_RETURN(const int64_t count, IntOf(bound[2], -1, "'count'"));
     return Replace(self, from, to, count, budget);
   }
-  if (name == "find" || name == "rfind" || name == "count") {
-    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"sub"}));
-    LYNX_ASSIGN_OR_RETURN(const std::string part, StringOf(bound[0], "what to look for"));
-    if (name == "count") {
-      if (part.empty()) return Value(static_cast<int64_t>(CodePointCount(text)) + 1);
-      int64_t count = 0;
-      for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
-        ++count;
-      return Value(count);
-    }
-    const size_t at = name == "find" ? text.find(part) : text.rfind(part);
-    if (at == std::string::npos) return Value(int64_t{-1});
-    return Value(static_cast<int64_t>(CodePointCount(std::string_view(text).substr(0, at))));
+  if (name == "count" || name.ends_with("find") || name.ends_with("index")) {
+    return Search(text, name, args, budget);
   }
   if (name == "join") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"items"}));
@@ -1119,6 +1204,10 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
           budget.Spend(static_cast<int64_t>(text.size() + items[i].as_string().size())));
     }
     return Value(std::move(out));
+  }
+  if (name == "splitlines") {
+    LYNX_ASSIGN_OR_RETURN(const Bound bound, bind({"keepends"}));
+    return ListOfParts(self, SplitLines(text, FlagOf(bound[0], false)), budget);
   }
   LYNX_RETURN_IF_ERROR(bind({}).status());
   if (name == "upper" || name == "lower") {
@@ -1137,7 +1226,6 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
     LYNX_ASSIGN_OR_RETURN(std::string out, Capitalize(text));
     return Value(Text::From(self, std::move(out)));
   }
-  if (name == "splitlines") return ListOfParts(self, SplitLines(text), budget);
   if (name == "isdigit") {
     return Value(AllOf(text, [](UChar32 c) {
       const int type = u_getIntPropertyValue(c, UCHAR_NUMERIC_TYPE);
@@ -1162,9 +1250,8 @@ absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
   if (name == "get") {
     LYNX_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"key", "default"}, args));
     if (!bound[0].has_value()) return Bad("get() needs a key");
-    LYNX_RETURN_IF_ERROR(Contains(self, *bound[0]).status());
-    const bool is_key = bound[0]->is_string();
-    const Value* found = is_key ? dict.Find(bound[0]->as_string()) : nullptr;
+    LYNX_RETURN_IF_ERROR(budget.Spend(bound[0]->is_string() ? 0 : bound[0]->weight()));
+    LYNX_ASSIGN_OR_RETURN(const Value* found, dict.FindKey(*bound[0]));
     if (found != nullptr) return *found;
     return bound[1].has_value() ? *bound[1] : Value(None{});
   }
@@ -1202,7 +1289,9 @@ absl::Status SpendCompare(const Value& a, const Value& b, Budget& budget) {
   const auto cost = [](const Value& value) {
     return value.is_string() ? value.weight() / 8 : value.weight();
   };
-  return budget.Spend(std::min(cost(a), cost(b)) + (b.is_string() ? cost(b) : 0));
+  // What is searched in a dict is spelt out.
+  const int64_t search = b.is_string() ? cost(b) : b.dict() != nullptr ? cost(a) : 0;
+  return budget.Spend(std::min(cost(a), cost(b)) + search);
 }
 
 absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& value, const Arguments& args,
@@ -1346,9 +1435,12 @@ absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name)
 
 absl::StatusOr<Value> GetItem(const Value& object, const Value& key, Budget& budget) {
   if (object.is_undefined()) return object.UndefinedError();
-  if (key.is_undefined()) return key.UndefinedError();
-  if (object.dict() != nullptr && key.is_string()) {
-    if (const Value* found = object.dict()->Find(key.as_string())) return *found;
+  if (object.dict() != nullptr) {
+    LYNX_RETURN_IF_ERROR(budget.Spend(key.is_string() ? 0 : key.weight()));
+    // What cannot be a key is none.
+    if (const auto found = object.dict()->FindKey(key); found.ok() && *found != nullptr) {
+      return **found;
+    }
   }
   if (key.is_string()) return GetAttribute(object, key.as_string());
   if (key.is_integral()) {

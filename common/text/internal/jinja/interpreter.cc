@@ -335,9 +335,9 @@ class Interpreter {
         for (size_t i = 0; i + 1 < expr.args.size(); i += 2) {
           LYNX_ASSIGN_OR_RETURN(const Value key, Evaluate(*expr.args[i], scope));
           LYNX_ASSIGN_OR_RETURN(Value value, Evaluate(*expr.args[i + 1], scope));
-          if (!key.is_string()) return Bad("keys of a mapping must be strings");
-          if (!key.as_text().given().empty()) dict.is_given = true;
-          dict.Set(key.as_string(), std::move(value));
+          if (key.is_string() && !key.as_text().given().empty()) dict.is_given = true;
+          LYNX_RETURN_IF_ERROR(budget_.Spend(key.weight()));
+          LYNX_RETURN_IF_ERROR(dict.SetKey(key, std::move(value)));
         }
         return MakeDict(std::move(dict));
       }
@@ -557,6 +557,9 @@ class Interpreter {
       count = static_cast<int64_t>(characters.size());
     } else if (object.list() != nullptr) {
       count = static_cast<int64_t>(object.list()->items.size());
+    } else if (expr.args[0]->kind == Expr::Kind::kConstant) {
+      // The reference looks such a thing up beforehand, and then as it does any subscript.
+      return Value::MakeUndefined(absl::StrCat("a slice of a ", object.TypeName()));
     } else {
       return Bad(absl::StrCat("a ", object.TypeName(), " cannot be sliced"));
     }
@@ -680,7 +683,7 @@ class Interpreter {
       Dict dict;
       for (const Value& base : args.positional) {
         if (base.dict() == nullptr) return Bad(name + "() takes mappings and named values");
-        for (const auto& [key, value] : base.dict()->items) dict.Set(key, value);
+        dict.SetAll(*base.dict());
         dict.is_given = dict.is_given || base.dict()->is_given;
       }
       for (const auto& [key, value] : args.named) dict.Set(key, value);

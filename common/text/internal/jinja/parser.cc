@@ -690,8 +690,6 @@ class Parser {
       if (!IsKnownMethod(callee->text)) {
         return Error("method '" + callee->text + "' is not supported");
       }
-    } else {
-      return Error("only functions and methods can be called");
     }
     const int line = Now().line;
     LYNX_ASSIGN_OR_RETURN(ExprPtr call, Make1(Expr::Kind::kCall, line, std::move(callee)));

@@ -29,6 +29,38 @@ absl::Status TooDeep() {
       absl::StrCat("values are nested deeper than ", kMaxValueDepth, " levels"));
 }
 
+// Names of keys that are no strings begin with a byte that no UTF-8 text has.
+constexpr char kOtherName = '\xFF';
+bool IsOtherName(std::string_view name) { return name.starts_with(kOtherName); }
+
+absl::Status AppendKeyName(const Value& key, std::string& out) {
+  if (key.is_string()) {
+    absl::StrAppend(&out, "s", key.as_string().size(), ":", key.as_string());
+  } else if (key.is_none()) {
+    out += "n";
+  } else if (key.is_undefined()) {
+    out += "u";
+  } else if (key.is_integral()) {
+    absl::StrAppend(&out, "i", key.as_int());
+  } else if (key.is_float()) {
+    const double number = key.as_double();
+    const bool is_whole = std::abs(number) < 9e18 && number == std::floor(number);
+    absl::StrAppend(&out, is_whole ? absl::StrCat("i", static_cast<int64_t>(number))
+                                   : absl::StrCat("f", FloatRepr(number)));
+  } else if (key.list() != nullptr && key.list()->is_tuple) {
+    out += "(";
+    for (const Value& item : key.list()->items) {
+      LYNX_RETURN_IF_ERROR(AppendKeyName(item, out));
+      out += ",";
+    }
+    out += ")";
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ", key.TypeName(), " cannot be the key of a dict"));
+  }
+  return absl::OkStatus();
+}
+
 UChar32 CodePoint(std::string_view text) {
   UChar32 c = 0;
   int32_t at = 0;
@@ -93,8 +125,13 @@ absl::Status AppendRepr(const Value& value, int depth, Text& out) {
     out.Append("{");
     for (size_t i = 0; i < dict->items.size(); ++i) {
       if (i > 0) out.Append(", ");
-      const std::string key = StringRepr(dict->items[i].first);
-      out.Append(dict->is_given ? Text::Given(key) : Text(key));
+      const std::string& name = dict->items[i].first;
+      if (IsOtherName(name)) {
+        LYNX_RETURN_IF_ERROR(AppendRepr(dict->Key(name), depth + 1, out));
+      } else {
+        const std::string key = StringRepr(name);
+        out.Append(dict->is_given ? Text::Given(key) : Text(key));
+      }
       out.Append(": ");
       LYNX_RETURN_IF_ERROR(AppendRepr(dict->items[i].second, depth + 1, out));
     }
@@ -180,6 +217,33 @@ std::string JsonString(std::string_view text, bool ensure_ascii) {
   return out;
 }
 
+// What json.dumps() makes of a key.
+absl::StatusOr<std::string> JsonKey(const Dict& dict, const std::string& name) {
+  if (!IsOtherName(name)) return name;
+  const Value key = dict.Key(name);
+  if (key.is_none()) return std::string("null");
+  if (key.is_bool()) return std::string(key.as_bool() ? "true" : "false");
+  if (key.is_int()) return absl::StrCat(key.as_int());
+  if (key.is_float()) return FloatRepr(key.as_double());
+  return absl::InvalidArgumentError(absl::StrCat("a ", key.TypeName(), " cannot be a key in JSON"));
+}
+
+absl::Status SortByKey(const Dict& dict, std::vector<const std::pair<std::string, Value>*>& items) {
+  if (!dict.has_other_keys()) {
+    std::sort(items.begin(), items.end(), [](auto* a, auto* b) { return a->first < b->first; });
+    return absl::OkStatus();
+  }
+  // Keys of two kinds have no order: some neighbours are then of two kinds, too.
+  for (size_t i = 1; i < items.size(); ++i) {
+    LYNX_RETURN_IF_ERROR(
+        Compare(dict.Key(items[i - 1]->first), dict.Key(items[i]->first)).status());
+  }
+  std::sort(items.begin(), items.end(), [&dict](auto* a, auto* b) {
+    return Compare(dict.Key(a->first), dict.Key(b->first)).value_or(0) < 0;
+  });
+  return absl::OkStatus();
+}
+
 absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, Text& out) {
   if (depth > 2 * kMaxValueDepth) return TooDeep();
   const auto new_line = [&](int level) {
@@ -214,14 +278,13 @@ absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, T
   } else if (const Dict* dict = value.dict()) {
     std::vector<const std::pair<std::string, Value>*> items;
     for (const auto& item : dict->items) items.push_back(&item);
-    if (style.sort_keys) {
-      std::sort(items.begin(), items.end(), [](auto* a, auto* b) { return a->first < b->first; });
-    }
+    if (style.sort_keys) LYNX_RETURN_IF_ERROR(SortByKey(*dict, items));
     out.Append("{");
     for (size_t i = 0; i < items.size(); ++i) {
       if (i > 0) out.Append(style.item_separator);
       new_line(depth + 1);
-      const std::string key = JsonString(items[i]->first, style.ensure_ascii);
+      LYNX_ASSIGN_OR_RETURN(const std::string name, JsonKey(*dict, items[i]->first));
+      const std::string key = JsonString(name, style.ensure_ascii);
       out.Append(dict->is_given ? Text::Given(key) : Text(key));
       out.Append(style.key_separator);
       LYNX_RETURN_IF_ERROR(AppendJson(items[i]->second, style, depth + 1, out));
@@ -366,8 +429,35 @@ void Dict::Set(std::string key, Value value) {
   }
 }
 
-Value Dict::Key(const std::string& key) const {
-  return is_given ? Value(Text::Given(key)) : Value(key);
+absl::StatusOr<std::string> KeyName(const Value& key) {
+  if (key.is_string()) return key.as_string();
+  std::string name(1, kOtherName);
+  LYNX_RETURN_IF_ERROR(AppendKeyName(key, name));
+  return name;
+}
+
+absl::StatusOr<const Value*> Dict::FindKey(const Value& key) const {
+  if (key.is_string()) return Find(key.as_string());
+  LYNX_ASSIGN_OR_RETURN(const std::string name, KeyName(key));
+  return Find(name);
+}
+
+absl::Status Dict::SetKey(const Value& key, Value value) {
+  LYNX_ASSIGN_OR_RETURN(std::string name, KeyName(key));
+  // Of equal keys the first stays.
+  if (!key.is_string()) other_keys_.try_emplace(name, key);
+  Set(std::move(name), std::move(value));
+  return absl::OkStatus();
+}
+
+void Dict::SetAll(const Dict& other) {
+  for (const auto& [name, key] : other.other_keys_) other_keys_.try_emplace(name, key);
+  for (const auto& [name, value] : other.items) Set(name, value);
+}
+
+Value Dict::Key(const std::string& name) const {
+  if (const auto it = other_keys_.find(name); it != other_keys_.end()) return it->second;
+  return is_given ? Value(Text::Given(name)) : Value(name);
 }
 
 absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
@@ -501,11 +591,8 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
     return container.as_string().find(item.as_string()) != std::string::npos;
   }
   if (container.dict() != nullptr) {
-    if (item.list() != nullptr || item.dict() != nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a ", item.TypeName(), " cannot be the key of a dict"));
-    }
-    return item.is_string() && container.dict()->Find(item.as_string()) != nullptr;
+    LYNX_ASSIGN_OR_RETURN(const Value* found, container.dict()->FindKey(item));
+    return found != nullptr;
   }
   if (container.list() != nullptr) {
     const std::vector<Value>& items = container.list()->items;

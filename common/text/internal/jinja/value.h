@@ -109,7 +109,8 @@ struct List {
   int64_t weight = 0;
 };
 
-// Keeps the order of insertion, as Python's dict does.
+// Keeps the order of insertion, as Python's dict does. An item's key is here its name: a string
+// names itself, and the others have names that no string has (KeyName).
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;
   int depth = 1;
@@ -118,13 +119,20 @@ struct Dict {
 
   const Value* Find(std::string_view key) const;
   void Set(std::string key, Value value);
+  // The same for any key. InvalidArgument for what cannot be one.
+  absl::StatusOr<const Value*> FindKey(const Value& key) const;
+  absl::Status SetKey(const Value& key, Value value);
+  void SetAll(const Dict& other);
   // A key of this dict as a value.
-  Value Key(const std::string& key) const;
+  Value Key(const std::string& name) const;
+  // Whether some key is no string.
+  bool has_other_keys() const { return !other_keys_.empty(); }
 
  private:
   std::optional<size_t> IndexOf(std::string_view key) const;
 
-  absl::flat_hash_map<std::string, size_t> index_;  // Of `items`, once there are many.
+  absl::flat_hash_map<std::string, size_t> index_;      // Of `items`, once there are many.
+  absl::flat_hash_map<std::string, Value> other_keys_;  // By name; those that are no strings.
 };
 
 struct Namespace {
@@ -160,6 +168,10 @@ struct Loop {
 // InvalidArgument when it would nest too deep.
 absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple = false);
 absl::StatusOr<Value> MakeDict(Dict dict);
+
+// The name of a key: equal keys have one, so 1, 1.0 and True are the same. InvalidArgument for a
+// list, a dict and what else Python cannot hash or the template cannot spell.
+absl::StatusOr<std::string> KeyName(const Value& key);
 
 bool Truthy(const Value& value);
 // Python's str() and repr().
