@@ -16,7 +16,13 @@ namespace lynx::text::internal {
 
 using Json = nlohmann::json;
 
-// The whole file. NotFound when there is none, InvalidArgument above `max_bytes`.
+// The whole file.
+//
+//   NotFound            there is nothing of that name.
+//   FailedPrecondition  there is, but it cannot be read: no permission, a link to nothing, a folder,
+//                       a FIFO. Whatever the caller takes for optional, it was meant to be read.
+//   InvalidArgument     it is above `max_bytes`.
+//   DataLoss            it got shorter while it was read.
 absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, int64_t max_bytes);
 
 // Parses a file whose root is an object. Errors name the file and the place.

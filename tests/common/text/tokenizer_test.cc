@@ -1,7 +1,10 @@
 #include "common/text/tokenizer.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -282,6 +285,27 @@ TEST(TokenizerLoadTest, MissingAndMalformedFilesAreNamed) {
   EXPECT_THAT(Tokenizer::Load(dir.path()), StatusIs(absl::StatusCode::kInvalidArgument));
   dir.Write("tokenizer.json", "[]");
   EXPECT_THAT(Tokenizer::Load(dir.path()), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(TokenizerLoadTest, FilesThatAreThereAndCannotBeReadAreNamed) {
+  TempDir dir;
+  const auto config = dir.path() / "tokenizer_config.json";
+  dir.Write("tokenizer.json", TinyByteLevel().dump());
+  const auto is_refused = [](const char* why) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition,
+                    AllOf(HasSubstr("tokenizer_config.json"), HasSubstr(why)));
+  };
+  std::filesystem::create_symlink("../../blobs/gone", config);
+  EXPECT_THAT(Tokenizer::Load(dir.path()), is_refused("a link to no file"));
+  std::filesystem::remove(config);
+  std::filesystem::create_directory(config);
+  EXPECT_THAT(Tokenizer::Load(dir.path()), is_refused("not a regular file"));
+  std::filesystem::remove(config);
+  ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
+  EXPECT_THAT(Tokenizer::Load(dir.path()), is_refused("not a regular file"));
+  std::filesystem::remove(config);
+  std::filesystem::create_symlink("tokenizer_config.json", config);
+  EXPECT_THAT(Tokenizer::Load(dir.path()), is_refused("cannot be opened"));
 }
 
 TEST(TokenizerLoadTest, TheConfigMayAskForTheFirstToken) {
