@@ -117,6 +117,7 @@ std::vector<AddedTokenFinder::Range> AddedTokenFinder::Find(
     if (token.single_word && TouchesWord(text.substr(0, begin), text.substr(end))) continue;
     // White space that the previous token took along is not taken twice.
     if (token.lstrip) begin = std::max(begin - TrailingSpace(text.substr(0, begin)), covered);
+    if (begin >= end) continue;  // And one that is white space itself may be all taken.
     if (token.rstrip) end += LeadingSpace(text.substr(end));
     if (covered < begin) ranges.push_back({covered, begin, -1});
     ranges.push_back({begin, end, token.id});

@@ -194,6 +194,28 @@ TEST(TokenizerTest, SpecialTokensOfNormalizedTextStayTextToo) {
   EXPECT_EQ(tokenizer->Encode("<think>", false, {&think, 1}).value(), (std::vector<int32_t>{257}));
 }
 
+// As `tokenizers` has it; where its own ranges would cross, it gives up, and the space stays taken.
+TEST(TokenizerTest, WhiteSpaceThatATokenTookIsNoTokenThatStripsToItsLeft) {
+  const auto load = [](bool lstrip, bool rstrip) {
+    Json root = TinyByteLevel();
+    root["added_tokens"] = {
+        {{"id", 256}, {"content", "<x>"}, {"rstrip", true}},
+        {{"id", 257}, {"content", "   "}, {"lstrip", lstrip}, {"rstrip", rstrip}}};
+    return LoadText(root.dump());
+  };
+  using Ids = std::vector<int32_t>;
+  const auto both = load(true, true);
+  EXPECT_EQ(both->Encode("<x>   a", false).value(), (Ids{256, 'a'}));
+  EXPECT_EQ(both->Encode("<x>     a", false).value(), (Ids{256, 'a'}));
+  EXPECT_EQ(both->Encode("<x>    b   c", false).value(), (Ids{256, 'b', 257, 'c'}));
+  EXPECT_EQ(both->Encode("a   <x>      ", false).value(), (Ids{'a', 257, 256}));
+  const auto left = load(true, false);
+  EXPECT_EQ(left->Encode("<x>   a", false).value(), (Ids{256, 'a'}));
+  EXPECT_EQ(left->Encode("<x>      a", false).value(), (Ids{256, 'a'}));
+  const auto none = load(false, false);
+  EXPECT_EQ(none->Encode("<x>   a", false).value(), (Ids{256, 257, 'a'}));
+}
+
 TEST(TokenizerTest, InvalidUtf8IsRefusedWithItsPlace) {
   const auto tokenizer = LoadDemo();
   EXPECT_THAT(tokenizer->Encode("abc\xFFz", false),
