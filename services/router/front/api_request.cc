@@ -184,9 +184,10 @@ constexpr Unserved kUnserved[] = {
     {"continue_final_message", IfFalse},
 };
 
-absl::Status RefuseUnserved(const Json& body, Api api) {
+// `served`: one more that this endpoint reads.
+absl::Status RefuseUnserved(const Json& body, Api api, std::string_view served = "") {
   for (const Unserved& field : kUnserved) {
-    if (field.served_in_chat && api == Api::kChat) continue;
+    if ((field.served_in_chat && api == Api::kChat) || field.name == served) continue;
     const Json* value = Find(body, field.name);
     if (value != nullptr && !field.harmless(*value)) {
       return FieldError(field.name, absl::StrCat("'", field.name, "' is not supported here"),
@@ -641,6 +642,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(std::string_view body,
     if (!prompt->is_string()) return TypeError("prompt", "a string", *prompt);
     request.input = prompt->get<std::string>();
   } else if (Find(json, "messages") != nullptr) {
+    LYNX_RETURN_IF_ERROR(RefuseUnserved(json, Api::kChat, "add_generation_prompt"));
     LYNX_ASSIGN_OR_RETURN(text::ChatInput chat, ReadChatInput(json, body, limits));
     LYNX_RETURN_IF_ERROR(ReadBool(json, "add_generation_prompt", chat.add_generation_prompt));
     request.input = std::move(chat);

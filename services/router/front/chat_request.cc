@@ -233,6 +233,7 @@ absl::StatusOr<text::ChatMessage> ReadMessage(const Json& item, std::string_view
                           ReadCalls(*calls, RawValue(raw, "tool_calls"), param, limits, budget));
     AppendMember("tool_calls", json, message.extra_json);
   }
+  bool has_reasoning = false;
   for (const char* name : {"reasoning_content", "reasoning", "thinking"}) {
     const Json* value = Find(item, name);
     if (value != nullptr && !value->is_string()) {
@@ -244,13 +245,15 @@ absl::StatusOr<text::ChatMessage> ReadMessage(const Json& item, std::string_view
     } else if (value == nullptr && name == std::string_view("reasoning")) {
       value = Find(item, "reasoning_content");
     }
-    if (value != nullptr) AppendMember(name, value->dump(), message.extra_json);
+    if (value == nullptr) continue;
+    has_reasoning = true;
+    AppendMember(name, value->dump(), message.extra_json);
   }
   message.extra_json = Closed(std::move(message.extra_json));
   const Json* content = Find(item, "content");
   if (content != nullptr) {
     LYNX_ASSIGN_OR_RETURN(message.content, ReadContent(*content, at + ".content"));
-  } else if (IsNothing(calls)) {
+  } else if (IsNothing(calls) && !(has_reasoning && message.role == "assistant")) {
     return FieldError(at + ".content",
                       absl::StrCat("'", at, ".content' is required and must not be null"));
   }

@@ -16,6 +16,7 @@ namespace lynx::router {
 namespace {
 
 using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -675,6 +676,24 @@ TEST(ApiRequestTest, TokenizeTakesATextOrMessages) {
   EXPECT_THAT(ParseTokenizeRequest(R"({"model":"m","messages":[{"role":"user","content":"hi"}]})",
                                    Limits()),
               IsOk());
+  for (const char* served :
+       {R"("add_generation_prompt":false)", R"("continue_final_message":false)",
+        R"("add_special_tokens":true)", R"("tools":[])"}) {
+    EXPECT_THAT(ParseTokenizeRequest(
+                    absl::StrCat(R"({"messages":[{"role":"user","content":"hi"}],)", served, "}"),
+                    Limits()),
+                IsOk())
+        << served;
+  }
+  // What chat refuses since its prompt would be another one.
+  for (const char* refused : {R"("continue_final_message":true)", R"("chat_template":"x")",
+                              R"("parallel_tool_calls":false)", R"("functions":[{}])"}) {
+    EXPECT_THAT(ParseTokenizeRequest(
+                    absl::StrCat(R"({"messages":[{"role":"user","content":"hi"}],)", refused, "}"),
+                    Limits()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is not supported here")))
+        << refused;
+  }
   for (const char* body : {"{}", R"({"prompt":5})", R"({"prompt":"a","messages":[]})",
                            R"({"model":"x","prompt":"a"})"}) {
     EXPECT_THAT(ParseTokenizeRequest(body, Limits()), Not(IsOk())) << body;

@@ -98,15 +98,17 @@ TEST(ChatRequestTest, MessagesCarryWhatTemplatesRead) {
       R"({"role":"user","name":"ann","content":"q","made_up":1},
          {"role":"assistant","content":"a","reasoning_content":"r\n","refusal":null},
          {"role":"assistant","content":"a","reasoning":"s","thinking":"t","tool_calls":[]},
-         {"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"x"},{"type":"text","text":"y"}]})");
+         {"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"x"},{"type":"text","text":"y"}]},
+         {"role":"assistant","content":null,"reasoning_content":"r"})");
   ASSERT_THAT(request, IsOk());
   const auto& messages = request->chat.messages;
-  ASSERT_EQ(messages.size(), 4u);
+  ASSERT_EQ(messages.size(), 5u);
   EXPECT_EQ(messages[0].extra_json, R"({"name":"ann"})");
   EXPECT_EQ(messages[1].extra_json, R"({"reasoning_content":"r\n","reasoning":"r\n"})");
   EXPECT_EQ(messages[2].extra_json, R"({"reasoning_content":"s","reasoning":"s","thinking":"t"})");
   EXPECT_EQ(messages[3].extra_json, R"({"tool_call_id":"c1"})");
   EXPECT_EQ(messages[3].content, "x\ny");
+  EXPECT_EQ(messages[4].content, std::nullopt);
 }
 
 TEST(ChatRequestTest, VariablesAndDocumentsReachTheTemplate) {
@@ -187,7 +189,7 @@ TEST(ChatRequestTest, BadMessagesAreRefusedByField) {
        "messages[0].tool_calls[0].id"},
       {R"({"role":"user","content":"x","tool_calls":[{}]})", "messages[0].tool_calls"},
       {R"({"role":"assistant","content":null,"tool_calls":[]})", "messages[0].content"},
-      {R"({"role":"assistant","content":null,"reasoning_content":"r"})", "messages[0].content"},
+      {R"({"role":"user","content":null,"reasoning_content":"r"})", "messages[0].content"},
       {R"({"role":"tool","content":null,"tool_call_id":"c"})", "messages[0].content"},
       {R"({"role":"tool","content":"x","tool_call_id":5})", "messages[0].tool_call_id"},
       {R"({"role":"user","content":"x","name":["n"]})", "messages[0].name"},
