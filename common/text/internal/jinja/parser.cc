@@ -672,6 +672,15 @@ class Parser {
       Advance();
       is_slice = true;
     }
+    if (!is_slice && args[1] != nullptr && IsOperator(",")) {
+      std::vector<ExprPtr> items;
+      items.push_back(std::move(args[1]));
+      while (Accept(",")) {
+        LYNX_ASSIGN_OR_RETURN(ExprPtr item, ParseExpression());
+        items.push_back(std::move(item));
+      }
+      LYNX_ASSIGN_OR_RETURN(args[1], Make(Expr::Kind::kTuple, line, std::move(items)));
+    }
     LYNX_RETURN_IF_ERROR(Expect("]"));
     if (is_slice) {
       args.resize(4);
