@@ -1,8 +1,6 @@
 #include "common/model/safetensors.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/model/json_file.h"
 #include "common/model/name_list.h"
+#include "common/model/regular_file.h"
 
 namespace lynx::model {
 namespace {
@@ -33,6 +32,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The format's own bound.
 constexpr int64_t kMaxIndexBytes = 100'000'000;
+constexpr size_t kMaxTensors = 1 << 18;  // In a file or index; the largest models have 10^5.
 
 // A tensor of that type, still without a shape.
 std::optional<Tensor> TensorOfType(const std::string& name) {
@@ -96,6 +96,12 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const json& value,
   return entry;
 }
 
+absl::Status CheckCount(size_t tensors, const std::string& file) {
+  if (tensors <= kMaxTensors) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(file, ": has ", tensors, " tensors; at most ", kMaxTensors, " are served"));
+}
+
 }  // namespace
 
 // A whole file, mapped read-only.
@@ -124,29 +130,21 @@ struct SafetensorsReader {
   // damaged is noted, so that one start shows all of them.
   absl::Status Add(const std::filesystem::path& path, TensorMap& found) {
     const std::string name = path.filename().string();
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-      if (errno != ENOENT) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("cannot open ", path.string(), ": ", strerror(errno)));
-      }
+    const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+    if (absl::IsNotFound(file.status())) {
       missing.push_back(name);
       return absl::OkStatus();
     }
-    struct stat status;
-    const bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-    const auto size = regular ? static_cast<uint64_t>(status.st_size) : 0;
-    void* base = size > 0 ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-    const int error = errno;
-    close(fd);
-    if (!regular) return absl::InvalidArgumentError(absl::StrCat(path.string(), " is not a file"));
-    if (size == 0) {
+    LYNX_RETURN_IF_ERROR(file.status());
+    if (file->size() == 0) {
       damaged.push_back(absl::StrCat(name, " (empty)"));
       return absl::OkStatus();
     }
+    const auto size = static_cast<size_t>(file->size());
+    void* base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file->fd(), 0);
     if (base == MAP_FAILED) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("cannot map ", path.string(), ": ", strerror(error)));
+          absl::StrCat("cannot map ", path.string(), ": ", strerror(errno)));
     }
     auto mapping = std::make_shared<const SafetensorsFolder::Mapping>(base, size);
     const std::span<const std::byte> bytes = mapping->bytes();
@@ -174,6 +172,7 @@ struct SafetensorsReader {
       return absl::InvalidArgumentError(absl::StrCat(file, ": the header is not a JSON object"));
     }
     const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
+    LYNX_RETURN_IF_ERROR(CheckCount(document.size(), file));
     std::vector<Entry> entries;
     for (const auto& [key, value] : document.items()) {
       if (key == "__metadata__") continue;
@@ -189,6 +188,10 @@ struct SafetensorsReader {
         return absl::InvalidArgumentError(absl::StrCat(file, ": tensors '", Shortened(before->name),
                                                        "' and '", Shortened(entry.name),
                                                        "' overlap"));
+      }
+      if (entry.begin > (before == nullptr ? 0 : before->end)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(file, ": a hole before tensor '", Shortened(entry.name), "'"));
       }
       before = &entry;
     }
@@ -239,6 +242,7 @@ struct SafetensorsReader {
       return absl::InvalidArgumentError(
           absl::StrCat(index.string(), ": key 'weight_map' must be an object that names tensors"));
     }
+    LYNX_RETURN_IF_ERROR(CheckCount(document["weight_map"].size(), index.string()));
     std::map<std::string, std::vector<std::string>> tensors_of;  // By shard.
     for (const auto& [tensor, shard] : document["weight_map"].items()) {
       if (!shard.is_string()) {
@@ -297,7 +301,7 @@ absl::StatusOr<SafetensorsFolder> SafetensorsFolder::Open(const std::filesystem:
   SafetensorsReader reader;
   std::error_code error;
   const std::filesystem::path index = model_dir / "model.safetensors.index.json";
-  if (std::filesystem::exists(index, error)) {
+  if (std::filesystem::exists(std::filesystem::symlink_status(index, error))) {
     LYNX_RETURN_IF_ERROR(reader.AddIndexed(model_dir, index));
   } else {
     LYNX_RETURN_IF_ERROR(reader.Add(model_dir / "model.safetensors", reader.folder.tensors_));

@@ -1,8 +1,11 @@
 #include "common/model/safetensors.h"
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -88,6 +91,9 @@ TEST(SafetensorsTest, ContradictoryHeadersAreRefused) {
       R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
       R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
       tensor("\"F32\"", "[1]", "[0,4]"),  // Bytes left over.
+      tensor("\"F32\"", "[1]", "[4,8]"),  // A hole before.
+      R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+      tensor("\"F32\"", "[2]", "[0,8]") + std::string(2, '\0'),
       "{",
       "{\"a\":" + std::string(100000, '[') + "}",
   };
@@ -97,6 +103,50 @@ TEST(SafetensorsTest, ContradictoryHeadersAreRefused) {
   }
   EXPECT_THAT(OpenHeader(tensor("\"F8_E5M2\"", "[8]", "[0,8]"), 8),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("F8_E5M2")));
+}
+
+// The time limit of tests is what bounds it: quadratic work took minutes for as many.
+TEST(SafetensorsTest, AHeaderOfManyTensorsIsReadInLinearTime) {
+  const auto header = [](int count) {
+    std::string text = "{";
+    for (int i = 0; i < count; ++i) {
+      text += std::string(i == 0 ? "" : ",") + "\"t" + std::to_string(i) +
+              R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+    }
+    return text + "}";
+  };
+  EXPECT_THAT(OpenHeader(header(100'000), 0), IsOk());
+  EXPECT_THAT(OpenHeader(header((1 << 18) + 1), 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("262145")));
+}
+
+// Opening a FIFO waits for a writer.
+TEST(SafetensorsTest, WhatIsNoFileIsRefusedByNameAtOnce) {
+  const auto put_fifo = [](const std::filesystem::path& path) {
+    std::filesystem::remove(path);
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  };
+  const auto put_directory = [](const std::filesystem::path& path) {
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+  };
+  const auto put_dangling_link = [](const std::filesystem::path& path) {
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink("nowhere", path);
+  };
+  const std::function<void(const std::filesystem::path&)> kinds[] = {put_fifo, put_directory,
+                                                                     put_dangling_link};
+  for (const auto& put : kinds) {
+    for (const char* name : {"model.safetensors.index.json", "shard", "model.safetensors"}) {
+      TempDir dir;
+      if (std::string(name) != "model.safetensors") {
+        dir.Write("model.safetensors.index.json", R"({"weight_map": {"a": "shard"}})");
+      }
+      put(dir.path() / name);
+      EXPECT_THAT(SafetensorsFolder::Open(dir.path()),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)));
+    }
+  }
 }
 
 class ShardedTest : public ::testing::Test {
