@@ -92,7 +92,8 @@ absl::StatusOr<ModelSpec> ReadFamily(const Family& family, const ModelConfig& co
   LYNX_RETURN_IF_ERROR(family.has_latents ? ReadLatentHeads(config, spec)
                                           : ReadGroupedHeads(config, spec));
   LYNX_ASSIGN_OR_RETURN(spec.max_positions, config.Size("max_position_embeddings"));
-  LYNX_ASSIGN_OR_RETURN(const double epsilon, config.Positive("rms_norm_eps", 1e-6));
+  LYNX_ASSIGN_OR_RETURN(const double epsilon,
+                        config.Positive("rms_norm_eps", family.rms_norm_epsilon));
   spec.rms_norm_epsilon = static_cast<float>(epsilon);
   LYNX_ASSIGN_OR_RETURN(spec.tied_embeddings, config.Flag("tie_word_embeddings", false));
   spec.attention.resize(static_cast<size_t>(spec.layers));

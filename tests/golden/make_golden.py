@@ -7,10 +7,12 @@ needs torch, transformers and tokenizers. Writes tests/golden/lynx-tiny-moe.json
 positions, greedy continuations) and .bin: little-endian float32, in the order and at the offsets
 the JSON names. Then random models of every family in odd shapes, each a folder
 tests/golden/variants/<name> as transformers saves it, with the same pair of files beside it; of
-named variants, only those are written. The fixtures are the authority on
+named variants, only those are written. And config_defaults.json: what transformers takes for keys
+that a config.json lacks. The fixtures are the authority on
 correctness; nothing of this repository computes them.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -394,9 +396,26 @@ def write_demo_model(golden):
     write_fixture(model, prompts, golden / "lynx-tiny-moe", lambda n: sorted({0, n // 2, n - 1}))
 
 
+def write_config_defaults(output):
+    """What every family takes for a key that its config.json does not have."""
+    defaults = {}
+    for model_type in sorted({options["type"] for options in VARIANTS.values()}):
+        made = transformers.AutoConfig.for_model(model_type)
+        values = defaults[model_type] = {}
+        names = {field.name for field in dataclasses.fields(made)}
+        for name in names - {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}:
+            # The instance has what the class leaves open, and forgets a window that is switched off.
+            value = getattr(type(made), name, None)
+            value = getattr(made, name) if value is None else value
+            if not isinstance(value, list):  # Of layers.
+                values[name] = value
+    output.write_text(json.dumps(defaults, indent=1, sort_keys=True) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
     golden = pathlib.Path(__file__).resolve().parent
+    write_config_defaults(golden / "config_defaults.json")
     if len(sys.argv) == 1:
         write_demo_model(golden)
     for name in sys.argv[1:] or VARIANTS:

@@ -26,12 +26,13 @@ absl::Status ReadAttention(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-// Everything but the gate.
-absl::Status ReadCommon(const ModelConfig& config, ModelSpec& spec) {
+// Everything but the gate; both numbers for a config that has none.
+absl::Status ReadCommon(const ModelConfig& config, int32_t dense_layers, int32_t shared_experts,
+                        ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(ReadAttention(config, spec));
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "moe_intermediate_size", spec));
-  LYNX_RETURN_IF_ERROR(ReadFirstLayersDense(config, spec));
-  return ReadSharedExperts(config, spec);
+  LYNX_RETURN_IF_ERROR(ReadFirstLayersDense(config, dense_layers, spec));
+  return ReadSharedExperts(config, shared_experts, spec);
 }
 
 // Refuses another value of `key` than the family's own.
@@ -42,26 +43,32 @@ absl::Status Expect(const ModelConfig& config, const char* key, const char* own)
 }
 
 absl::Status ReadV2(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_RETURN_IF_ERROR(ReadCommon(config, spec));
+  LYNX_RETURN_IF_ERROR(ReadCommon(config, /*dense_layers=*/0, /*shared_experts=*/2, spec));
   LYNX_RETURN_IF_ERROR(Expect(config, "scoring_func", "softmax"));
-  LYNX_RETURN_IF_ERROR(ReadSoftmaxGate(config, spec));
+  LYNX_ASSIGN_OR_RETURN(const bool renormalise, config.Flag("norm_topk_prob", false));
+  if (renormalise) {
+    spec.notes.push_back(
+        absl::StrCat(config.file(), ": norm_topk_prob is not used in this family, as transformers ",
+                     "does not: experts' weights are scaled, never renormalised"));
+  }
+  spec.gate.rule = moe::Gate::Rule::kKeepMass;
   LYNX_ASSIGN_OR_RETURN(const double scale, config.Positive("routed_scaling_factor", 1.0));
-  if (spec.gate.rule == moe::Gate::Rule::kKeepMass) spec.gate.scale = static_cast<float>(scale);
+  spec.gate.scale = static_cast<float>(scale);
   LYNX_ASSIGN_OR_RETURN(const std::string method, config.Text("topk_method", "greedy"));
   if (method == "greedy") return absl::OkStatus();
   if (method != "group_limited_greedy") {
     return config.Unserved("topk_method", "served are greedy and group_limited_greedy");
   }
-  return ReadExpertGroups(config, spec);
+  return ReadExpertGroups(config, /*groups=*/1, /*groups_kept=*/1, spec);
 }
 
 absl::Status ReadV3(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_RETURN_IF_ERROR(ReadCommon(config, spec));
+  LYNX_RETURN_IF_ERROR(ReadCommon(config, /*dense_layers=*/3, /*shared_experts=*/1, spec));
   LYNX_RETURN_IF_ERROR(Expect(config, "scoring_func", "sigmoid"));
   LYNX_RETURN_IF_ERROR(Expect(config, "topk_method", "noaux_tc"));
   LYNX_ASSIGN_OR_RETURN(const bool interleaved, config.Flag("rope_interleave", true));
   if (!interleaved) return config.Unserved("rope_interleave", "only interleaved RoPE is served");
-  return ReadSigmoidGate(config, spec);
+  return ReadSigmoidGate(config, {.groups = 8, .groups_kept = 4, .scale = 2.5}, spec);
 }
 
 // For rows of heads whose last part RoPE turns.
@@ -114,9 +121,9 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
 
 }  // namespace
 
-const Family kDeepseekV2 = {"deepseek_v2", ReadV2, Bind, /*text_key=*/nullptr,
-                            /*has_latents=*/true};
-const Family kDeepseekV3 = {"deepseek_v3", ReadV3, Bind, /*text_key=*/nullptr,
-                            /*has_latents=*/true};
+const Family kDeepseekV2 = {
+    .model_type = "deepseek_v2", .read = ReadV2, .bind = Bind, .has_latents = true};
+const Family kDeepseekV3 = {
+    .model_type = "deepseek_v3", .read = ReadV3, .bind = Bind, .has_latents = true};
 
 }  // namespace lynx::model

@@ -21,6 +21,7 @@ struct Family {
   absl::Status (*read)(const ModelConfig& config, ModelSpec& spec);
   // Takes every tensor of the model.
   void (*bind)(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights);
+  double rms_norm_epsilon = 1e-6;  // Where the config has none.
   // The object in config.json that describes the text model, of a model that has other parts, too.
   const char* text_key = nullptr;
   bool has_latents = false;  // Attends to latents instead of heads' keys and values.

@@ -15,9 +15,9 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const bool norm, config.Flag("use_qk_norm", false));
   if (norm) spec.query_key_norm = QueryKeyNorm::kPerHead;
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "moe_intermediate_size", spec));
-  LYNX_RETURN_IF_ERROR(ReadFirstLayersDense(config, spec));
-  LYNX_RETURN_IF_ERROR(ReadSigmoidGate(config, spec));
-  return ReadSharedExperts(config, spec);
+  LYNX_RETURN_IF_ERROR(ReadFirstLayersDense(config, 1, spec));
+  LYNX_RETURN_IF_ERROR(ReadSigmoidGate(config, {}, spec));
+  return ReadSharedExperts(config, 1, spec);
 }
 
 void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
@@ -31,6 +31,7 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
 
 }  // namespace
 
-const Family kGlm4Moe = {"glm4_moe", Read, Bind};
+const Family kGlm4Moe = {
+    .model_type = "glm4_moe", .read = Read, .bind = Bind, .rms_norm_epsilon = 1e-5};
 
 }  // namespace lynx::model

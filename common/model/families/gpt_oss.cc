@@ -1,3 +1,4 @@
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/model/families/family.h"
 #include "common/model/families/shared_config.h"
@@ -11,9 +12,10 @@ namespace {
 absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   MakeAllLayers(FeedForwardKind::kMoe, spec);
   LYNX_RETURN_IF_ERROR(ReadExperts(config, "intermediate_size", spec));
-  LYNX_ASSIGN_OR_RETURN(const int32_t window, config.Size("sliding_window"));
+  LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadWindow(config, 128));
+  if (window == 0) return config.Wrong("sliding_window", "a positive integer");
   for (size_t i = 0; i < spec.attention.size(); i += 2) spec.attention[i].reach.window = window;
-  LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, window, spec));
+  LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, "sliding_attention", {.window = window}, spec));
   LYNX_RETURN_IF_ERROR(ReadAttentionBias(config, true, spec));
   spec.sinks = true;
   spec.gate.rule = moe::Gate::Rule::kRenormalise;
@@ -21,6 +23,15 @@ absl::Status Read(const ModelConfig& config, ModelSpec& spec) {
   spec.expert_bias = true;
   LYNX_ASSIGN_OR_RETURN(const double clamp, config.Positive("swiglu_limit", 7.0));
   spec.expert_clamp = static_cast<float>(clamp);
+  constexpr double kAlpha = 1.702;  // Of ExpertFfn.
+  LYNX_ASSIGN_OR_RETURN(const double alpha, config.Positive("swiglu_alpha", kAlpha));
+  if (alpha != kAlpha) {
+    return config.Unserved("swiglu_alpha", absl::StrCat("served is ", kAlpha));
+  }
+  spec.rope_scaling = {.kind = kernels::RopeScalingKind::kYarn,
+                       .factor = 32,
+                       .original_positions = 4096,
+                       .truncate = false};
   return ReadRope(config, 150000.0, spec);
 }
 
@@ -77,7 +88,10 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
 
 }  // namespace
 
-const Family kGptOss = {"gpt_oss",         Read, Bind, /*text_key=*/nullptr, /*has_latents=*/false,
-                        /*has_mxfp4=*/true};
+const Family kGptOss = {.model_type = "gpt_oss",
+                        .read = Read,
+                        .bind = Bind,
+                        .rms_norm_epsilon = 1e-5,
+                        .has_mxfp4 = true};
 
 }  // namespace lynx::model

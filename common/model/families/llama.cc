@@ -24,6 +24,7 @@ absl::Status ReadLlama(const ModelConfig& config, ModelSpec& spec) {
 absl::Status ReadMistral(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t window, ReadWindow(config, 4096));
   SetWindow(window, spec);
+  LYNX_RETURN_IF_ERROR(ReadLayerTypes(config, "sliding_attention", {.window = window}, spec));
   return ReadDense(config, spec);
 }
 

@@ -11,10 +11,13 @@ namespace {
 
 using nlohmann::json;
 
-// `no_rope_layers` has a 1 for each layer that does rotate.
+// `no_rope_layers` has a 1 for each layer that does rotate; those attend to chunks unless
+// `layer_types` says which do.
 absl::Status ReadRotatedLayers(const ModelConfig& config, ModelSpec& spec) {
   LYNX_ASSIGN_OR_RETURN(const int32_t interval, config.SizeOr("no_rope_layer_interval", 4));
-  LYNX_ASSIGN_OR_RETURN(const int32_t chunk, config.CountOr("attention_chunk_size", 0));
+  constexpr char kChunk[] = "attention_chunk_size";
+  const int32_t absent = config.object().contains(kChunk) ? 0 : 8192;
+  LYNX_ASSIGN_OR_RETURN(const int32_t chunk, config.CountOr(kChunk, absent));
   constexpr char kKey[] = "no_rope_layers";
   const std::string wanted = absl::StrCat("a list of ", spec.layers, " zeros and ones");
   const json* listed = config.Find(kKey);
@@ -32,7 +35,7 @@ absl::Status ReadRotatedLayers(const ModelConfig& config, ModelSpec& spec) {
     }
     if (layer.rope) layer.reach.chunk = chunk;
   }
-  return absl::OkStatus();
+  return ReadLayerTypes(config, "chunked_attention", {.chunk = chunk}, spec);
 }
 
 // `moe_layers`, or every `interleave_moe_layer_step`-th.
@@ -116,7 +119,12 @@ void BindWrapped(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weig
 
 }  // namespace
 
-const Family kLlama4 = {"llama4", Read, BindWrapped, "text_config"};
-const Family kLlama4Text = {"llama4_text", Read, Bind};
+const Family kLlama4 = {.model_type = "llama4",
+                        .read = Read,
+                        .bind = BindWrapped,
+                        .rms_norm_epsilon = 1e-5,
+                        .text_key = "text_config"};
+const Family kLlama4Text = {
+    .model_type = "llama4_text", .read = Read, .bind = Bind, .rms_norm_epsilon = 1e-5};
 
 }  // namespace lynx::model

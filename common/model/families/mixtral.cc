@@ -27,6 +27,7 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
 
 }  // namespace
 
-const Family kMixtral = {"mixtral", Read, Bind};
+const Family kMixtral = {
+    .model_type = "mixtral", .read = Read, .bind = Bind, .rms_norm_epsilon = 1e-5};
 
 }  // namespace lynx::model

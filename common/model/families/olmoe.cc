@@ -30,6 +30,6 @@ void Bind(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weights) {
 
 }  // namespace
 
-const Family kOlmoe = {"olmoe", Read, Bind};
+const Family kOlmoe = {.model_type = "olmoe", .read = Read, .bind = Bind, .rms_norm_epsilon = 1e-5};
 
 }  // namespace lynx::model

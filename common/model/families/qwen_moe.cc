@@ -25,7 +25,7 @@ absl::Status ReadWindows(const ModelConfig& config, ModelSpec& spec) {
   for (int32_t i = 0; i < std::min(last, spec.layers); i += 2) {
     spec.attention[static_cast<size_t>(i)].reach.window = window;
   }
-  return ReadLayerTypes(config, window, spec);
+  return ReadLayerTypes(config, "sliding_attention", {.window = window}, spec);
 }
 
 absl::Status ReadQwen2(const ModelConfig& config, ModelSpec& spec) {

@@ -1,7 +1,9 @@
 #include "common/model/families/shared_config.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -12,8 +14,15 @@ using nlohmann::json;
 
 namespace {
 
-// `config` holds the scaling's own keys.
-absl::Status ReadRopeScaling(const ModelConfig& config, const ModelSpec& spec,
+struct Rope {
+  double theta = 0;
+  kernels::RopeScaling scaling;
+
+  friend bool operator==(const Rope&, const Rope&) = default;
+};
+
+// `config` holds the scaling's own keys; `original_positions` is for where it has none.
+absl::Status ReadRopeScaling(const ModelConfig& config, int32_t original_positions,
                              kernels::RopeScaling& scaling) {
   LYNX_ASSIGN_OR_RETURN(const std::string older, config.Text("type", "default"));
   LYNX_ASSIGN_OR_RETURN(const std::string type, config.Text("rope_type", older));
@@ -32,7 +41,7 @@ absl::Status ReadRopeScaling(const ModelConfig& config, const ModelSpec& spec,
   LYNX_ASSIGN_OR_RETURN(scaling.factor, config.Positive("factor", std::nullopt));
   if (scaling.kind == Kind::kLinear) return absl::OkStatus();
   LYNX_ASSIGN_OR_RETURN(scaling.original_positions,
-                        config.SizeOr("original_max_position_embeddings", spec.max_positions));
+                        config.SizeOr("original_max_position_embeddings", original_positions));
   if (scaling.kind == Kind::kLlama3) {
     LYNX_ASSIGN_OR_RETURN(scaling.low_freq_factor,
                           config.Positive("low_freq_factor", std::nullopt));
@@ -44,26 +53,56 @@ absl::Status ReadRopeScaling(const ModelConfig& config, const ModelSpec& spec,
   LYNX_ASSIGN_OR_RETURN(scaling.beta_slow, config.Positive("beta_slow", scaling.beta_slow));
   LYNX_ASSIGN_OR_RETURN(scaling.mscale, config.NumberOr("mscale", 0));
   LYNX_ASSIGN_OR_RETURN(scaling.mscale_all_dim, config.NumberOr("mscale_all_dim", 0));
-  LYNX_ASSIGN_OR_RETURN(scaling.attention_factor, config.NumberOr("attention_factor", 0));
+  if (config.Find("attention_factor") != nullptr) {
+    LYNX_ASSIGN_OR_RETURN(scaling.attention_factor,
+                          config.Positive("attention_factor", std::nullopt));
+  }
   LYNX_ASSIGN_OR_RETURN(scaling.truncate, config.Flag("truncate", true));
   return absl::OkStatus();
+}
+
+// What the object `key` says; nothing where there is none.
+absl::StatusOr<std::optional<Rope>> ReadRopeObject(const ModelConfig& config, const char* key,
+                                                   double theta, int32_t max_positions) {
+  const json* object = config.Find(key);
+  if (object == nullptr) return std::nullopt;
+  if (!object->is_object()) return config.Wrong(key, "an object");
+  if (object->empty() && std::string_view(key) == "rope_scaling") return std::nullopt;
+  const ModelConfig inner(*object, absl::StrCat(config.file(), ": ", key));
+  Rope rope;
+  LYNX_ASSIGN_OR_RETURN(rope.theta, inner.Positive("rope_theta", theta));
+  constexpr char kOriginal[] = "original_max_position_embeddings";
+  LYNX_ASSIGN_OR_RETURN(const int32_t original, config.SizeOr(kOriginal, max_positions));
+  LYNX_RETURN_IF_ERROR(ReadRopeScaling(inner, original, rope.scaling));
+  const int64_t used = rope.scaling.original_positions;
+  if (config.Find(kOriginal) != nullptr && used > 0 && used != original) {
+    return config.Wrong(kOriginal, absl::StrCat("as in ", key, ", ", used));
+  }
+  return rope;
 }
 
 }  // namespace
 
 absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec& spec) {
-  const char* scaling_key = config.FirstOf({"rope_parameters", "rope_scaling"});
-  LYNX_ASSIGN_OR_RETURN(spec.rope_theta, config.Positive("rope_theta", default_theta));
-  const json* scaling = config.Find(scaling_key);
-  if (scaling == nullptr) return absl::OkStatus();
-  if (!scaling->is_object()) return config.Wrong(scaling_key, "an object");
-  const ModelConfig inner(*scaling, absl::StrCat(config.file(), ": ", scaling_key));
-  LYNX_ASSIGN_OR_RETURN(spec.rope_theta, inner.Positive("rope_theta", spec.rope_theta));
-  LYNX_RETURN_IF_ERROR(ReadRopeScaling(inner, spec, spec.rope_scaling));
+  LYNX_ASSIGN_OR_RETURN(const double theta, config.Positive("rope_theta", default_theta));
+  LYNX_ASSIGN_OR_RETURN(const std::optional<Rope> older,
+                        ReadRopeObject(config, "rope_scaling", theta, spec.max_positions));
+  LYNX_ASSIGN_OR_RETURN(const std::optional<Rope> newer,
+                        ReadRopeObject(config, "rope_parameters", theta, spec.max_positions));
+  if (older.has_value() && newer.has_value() && *older != *newer) {
+    return config.Wrong("rope_scaling", "absent, or say the same as rope_parameters");
+  }
+  const char* key = newer.has_value() ? "rope_parameters" : "rope_scaling";
+  const Rope rope = newer.has_value()   ? *newer
+                    : older.has_value() ? *older
+                                        : Rope{.theta = theta, .scaling = spec.rope_scaling};
+  spec.rope_theta = rope.theta;
+  spec.rope_scaling = rope.scaling;
   const absl::Status fits =
       kernels::CheckRopeScaling(spec.rotary_dim, spec.rope_theta, spec.rope_scaling);
   if (fits.ok()) return fits;
-  return absl::InvalidArgumentError(absl::StrCat(inner.file(), ": ", std::string(fits.message())));
+  return absl::InvalidArgumentError(
+      absl::StrCat(config.file(), ": ", key, ": ", std::string(fits.message())));
 }
 
 absl::Status ReadAttentionBias(const ModelConfig& config, bool absent, ModelSpec& spec) {
@@ -88,7 +127,8 @@ void SetWindow(int32_t window, ModelSpec& spec) {
   for (LayerAttention& layer : spec.attention) layer.reach.window = window;
 }
 
-absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec& spec) {
+absl::Status ReadLayerTypes(const ModelConfig& config, const std::string& local,
+                            const kv::Reach& reach, ModelSpec& spec) {
   const json* types = config.Find("layer_types");
   if (types == nullptr) return absl::OkStatus();
   if (!types->is_array() || types->size() != spec.attention.size()) {
@@ -96,14 +136,14 @@ absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec
   }
   for (size_t i = 0; i < spec.attention.size(); ++i) {
     const json& type = (*types)[i];
-    const bool slides = type == "sliding_attention";
-    if (!slides && type != "full_attention") {
-      return config.Unserved("layer_types", "served are full_attention and sliding_attention");
+    const bool is_local = type == local;
+    if (!is_local && type != "full_attention") {
+      return config.Unserved("layer_types", absl::StrCat("served are full_attention and ", local));
     }
-    if (slides && window == 0) {
-      return config.Wrong("layer_types", "without sliding_attention: there is no window");
+    if (is_local && reach == kv::Reach{}) {
+      return config.Wrong("layer_types", absl::StrCat("without ", local, ": no size is given"));
     }
-    spec.attention[i].reach.window = slides ? window : 0;
+    spec.attention[i].reach = is_local ? reach : kv::Reach{};
   }
   return absl::OkStatus();
 }
@@ -114,7 +154,7 @@ absl::Status ReadLateWindows(const ModelConfig& config, ModelSpec& spec) {
   for (int32_t i = first; i < spec.layers; ++i) {
     spec.attention[static_cast<size_t>(i)].reach.window = window;
   }
-  return ReadLayerTypes(config, window, spec);
+  return ReadLayerTypes(config, "sliding_attention", {.window = window}, spec);
 }
 
 absl::Status RefuseWindow(const ModelConfig& config) {
@@ -166,8 +206,8 @@ absl::Status ReadSparseLayers(const ModelConfig& config, ModelSpec& spec) {
   return SetListedLayers(config, "mlp_only_layers", FeedForwardKind::kDense, spec);
 }
 
-absl::Status ReadFirstLayersDense(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const int32_t dense, config.CountOr("first_k_dense_replace", 0));
+absl::Status ReadFirstLayersDense(const ModelConfig& config, int32_t absent, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t dense, config.CountOr("first_k_dense_replace", absent));
   LYNX_ASSIGN_OR_RETURN(const int32_t step, config.SizeOr("moe_layer_freq", 1));
   MakeAllLayers(FeedForwardKind::kDense, spec);
   if (spec.experts == 0) return absl::OkStatus();
@@ -177,9 +217,10 @@ absl::Status ReadFirstLayersDense(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status ReadExpertGroups(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(spec.gate.groups, config.SizeOr("n_group", 1));
-  LYNX_ASSIGN_OR_RETURN(spec.gate.groups_kept, config.SizeOr("topk_group", spec.gate.groups));
+absl::Status ReadExpertGroups(const ModelConfig& config, int32_t groups, int32_t groups_kept,
+                              ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(spec.gate.groups, config.SizeOr("n_group", groups));
+  LYNX_ASSIGN_OR_RETURN(spec.gate.groups_kept, config.SizeOr("topk_group", groups_kept));
   if (spec.experts % spec.gate.groups != 0) {
     return config.Wrong("n_group", absl::StrCat("a divisor of the ", spec.experts, " experts"));
   }
@@ -193,10 +234,11 @@ absl::Status ReadExpertGroups(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSigmoidGate(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_RETURN_IF_ERROR(ReadExpertGroups(config, spec));
+absl::Status ReadSigmoidGate(const ModelConfig& config, const SigmoidGateDefaults& absent,
+                             ModelSpec& spec) {
+  LYNX_RETURN_IF_ERROR(ReadExpertGroups(config, absent.groups, absent.groups_kept, spec));
   LYNX_ASSIGN_OR_RETURN(const bool renormalise, config.Flag("norm_topk_prob", true));
-  LYNX_ASSIGN_OR_RETURN(const double scale, config.Positive("routed_scaling_factor", 1.0));
+  LYNX_ASSIGN_OR_RETURN(const double scale, config.Positive("routed_scaling_factor", absent.scale));
   spec.gate.score = moe::Gate::Score::kSigmoid;
   spec.gate.rule = renormalise ? moe::Gate::Rule::kRenormalise : moe::Gate::Rule::kKeepMass;
   spec.gate.group_score = moe::Gate::GroupScore::kTopTwoSum;
@@ -205,8 +247,8 @@ absl::Status ReadSigmoidGate(const ModelConfig& config, ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSharedExperts(const ModelConfig& config, ModelSpec& spec) {
-  LYNX_ASSIGN_OR_RETURN(const int32_t shared, config.CountOr("n_shared_experts", 0));
+absl::Status ReadSharedExperts(const ModelConfig& config, int32_t absent, ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(const int32_t shared, config.CountOr("n_shared_experts", absent));
   const int64_t width = int64_t{shared} * spec.expert_intermediate_size;
   if (width > (1 << 24)) return config.Wrong("n_shared_experts", "a number of experts");
   spec.shared_intermediate_size = static_cast<int32_t>(width);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -10,8 +11,8 @@
 // What several families spell alike in config.json.
 namespace lynx::model {
 
-// RoPE of spec.rotary_dim elements: `rope_theta` beside `rope_scaling`, which may be absent, or all
-// of it inside `rope_parameters`.
+// RoPE of spec.rotary_dim elements: `rope_theta` beside `rope_scaling`, or all of it inside
+// `rope_parameters`. Where neither is there, spec.rope_scaling stays as the family has set it.
 absl::Status ReadRope(const ModelConfig& config, double default_theta, ModelSpec& spec);
 
 // `attention_bias`: of all four projections of attention, or of none.
@@ -25,9 +26,10 @@ absl::StatusOr<int32_t> ReadSwitchedWindow(const ModelConfig& config);
 // Every layer attends to a window; 0: to all.
 void SetWindow(int32_t window, ModelSpec& spec);
 
-// Where there is a list `layer_types`: sliding_attention is the window, full_attention none,
-// whatever the layers have been given before.
-absl::Status ReadLayerTypes(const ModelConfig& config, int32_t window, ModelSpec& spec);
+// Where there is a list `layer_types`: `local` is that reach, full_attention all, whatever the
+// layers have been given before.
+absl::Status ReadLayerTypes(const ModelConfig& config, const std::string& local,
+                            const kv::Reach& reach, ModelSpec& spec);
 
 // The window that is switched on, in layers from `max_window_layers` on unless `layer_types` says
 // which.
@@ -48,16 +50,25 @@ absl::Status ReadSparseLayers(const ModelConfig& config, ModelSpec& spec);
 
 // The first `first_k_dense_replace` layers are dense; of the others, each `moe_layer_freq`-th is
 // MoE.
-absl::Status ReadFirstLayersDense(const ModelConfig& config, ModelSpec& spec);
+absl::Status ReadFirstLayersDense(const ModelConfig& config, int32_t absent, ModelSpec& spec);
+
+// What transformers takes where a config says nothing.
+struct SigmoidGateDefaults {
+  int32_t groups = 1;
+  int32_t groups_kept = 1;
+  double scale = 1;
+};
 
 // DeepSeek-V3's gate: sigmoid scores that a bias of each expert ranks, in groups of experts; by
 // norm_topk_prob renormalised, then scaled by routed_scaling_factor.
-absl::Status ReadSigmoidGate(const ModelConfig& config, ModelSpec& spec);
+absl::Status ReadSigmoidGate(const ModelConfig& config, const SigmoidGateDefaults& absent,
+                             ModelSpec& spec);
 // n_group and topk_group.
-absl::Status ReadExpertGroups(const ModelConfig& config, ModelSpec& spec);
+absl::Status ReadExpertGroups(const ModelConfig& config, int32_t groups, int32_t groups_kept,
+                              ModelSpec& spec);
 
 // `n_shared_experts` of the routed ones' width, which are one MLP.
-absl::Status ReadSharedExperts(const ModelConfig& config, ModelSpec& spec);
+absl::Status ReadSharedExperts(const ModelConfig& config, int32_t absent, ModelSpec& spec);
 
 // spec.rotary_dim, by `partial_rotary_factor`.
 absl::Status ReadRotaryFactor(const ModelConfig& config, double absent, ModelSpec& spec);

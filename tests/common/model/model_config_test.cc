@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/model/model_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -229,6 +230,65 @@ TEST_P(FixtureTest, AModelOfExpertsSaysHowMany) {
   }
 }
 
+// All that a key may change unseen by the shapes of tensors.
+std::string Described(const ModelSpec& spec) {
+  std::string text =
+      absl::StrCat(spec.rms_norm_epsilon, " ", spec.rope_theta, " ", spec.rotary_dim, " ",
+                   spec.attention_scale, " ", spec.query_growth, " ", spec.query_growth_floor, " ",
+                   spec.clip_qkv, " ", spec.embedding_multiplier, " ", spec.residual_multiplier,
+                   " ", spec.logits_multiplier, " ", spec.expert_clamp, " ", spec.max_positions);
+  for (const bool flag : {spec.qkv_bias, spec.output_bias, spec.sinks, spec.tied_embeddings,
+                          spec.router_bias, spec.expert_bias, spec.ranking_bias, spec.shared_gate,
+                          spec.neighbour_rope, spec.gate.scales_input}) {
+    absl::StrAppend(&text, " ", flag);
+  }
+  const kernels::RopeScaling& rope = spec.rope_scaling;
+  absl::StrAppend(&text, "\nrope ", static_cast<int>(rope.kind), " ", rope.factor, " ",
+                  rope.original_positions, " ", rope.low_freq_factor, " ", rope.high_freq_factor,
+                  " ");
+  absl::StrAppend(&text, rope.beta_fast, " ", rope.beta_slow, " ", rope.mscale, " ",
+                  rope.mscale_all_dim, " ", rope.attention_factor, " ", rope.truncate);
+  absl::StrAppend(&text, "\ngate ", static_cast<int>(spec.gate.score), " ",
+                  static_cast<int>(spec.gate.rule), " ", spec.gate.scale, " ", spec.gate.groups,
+                  " ", spec.gate.groups_kept, " ", static_cast<int>(spec.gate.group_score));
+  absl::StrAppend(&text, "\nwidths ", spec.dense_intermediate_size, " ", spec.experts, " ",
+                  spec.experts_per_token, " ", spec.expert_intermediate_size, " ",
+                  spec.shared_intermediate_size, " ", static_cast<int>(spec.query_key_norm));
+  absl::StrAppend(&text, "\nlayers");
+  for (size_t i = 0; i < spec.attention.size(); ++i) {
+    absl::StrAppend(&text, " ", static_cast<int>(spec.feed_forward[i]), spec.attention[i].rope, "/",
+                    spec.attention[i].reach.window, "/", spec.attention[i].reach.chunk);
+  }
+  return text;
+}
+
+// transformers reads a config without the key as one with its default: so must we, or refuse it.
+TEST_P(FixtureTest, AnAbsentKeyIsWhatTransformersTakeItFor) {
+  // Of another size tensors would have other shapes, or other names.
+  static const std::set<std::string> kSeenInTensors = {
+      "num_key_value_heads", "head_dim",         "num_experts",
+      "num_local_experts",   "n_routed_experts", "q_lora_rank",
+  };
+  json config = Fixture(GetParam());
+  json& text = config.contains("text_config") ? config["text_config"] : config;
+  const json sound = text;
+  std::ifstream file("tests/golden/config_defaults.json");
+  const json defaults = json::parse(file)[text["model_type"].get<std::string>()];
+  ASSERT_FALSE(defaults.empty());
+  for (const auto& [key, value] : defaults.items()) {
+    if (kSeenInTensors.count(key) > 0) continue;
+    if (key == "eos_token_id") continue;  // Not in the small vocabularies here.
+    text = sound;
+    text.erase(key);
+    const absl::StatusOr<ModelSpec> absent = Parse(config);
+    text[key] = value;
+    const absl::StatusOr<ModelSpec> given = Parse(config);
+    if (!absent.ok()) continue;
+    ASSERT_THAT(given, IsOk()) << key << " = " << value;
+    EXPECT_EQ(Described(*absent), Described(*given)) << key << " = " << value;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, FixtureTest, ::testing::ValuesIn(Fixtures()),
                          [](const ::testing::TestParamInfo<std::string>& fixture) {
                            std::string name = fixture.param;
@@ -307,11 +367,79 @@ TEST(ModelConfigTest, WhatContradictsItselfIsNamed) {
         {"olmoe", json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 0}}}}, "factor"},
         {"olmoe", json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 1e300}}}},
          "factor"},
+        {"olmoe", json{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}}, "rope_scaling"},
+        {"olmoe", json{{"rope_scaling", {{"rope_theta", 7}}}}, "rope_scaling"},
+        {"qwen3-yarn", json{{"original_max_position_embeddings", 16}},
+         "original_max_position_embeddings"},
+        {"qwen3-yarn",
+         json{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"attention_factor", 0}}}},
+         "attention_factor"},
+        {"mistral", json{{"layer_types", {"sliding_attention", "full_attention"}}}, "layer_types"},
         {"olmoe", json{{"rope_parameters", 7}}, "rope_parameters"}}) {
     EXPECT_THAT(Parse(Changed(fixture, changes)),
                 StatusIs(kInvalid, AllOf(HasSubstr("a.json"), HasSubstr(key))))
         << fixture << " " << changes;
   }
+}
+
+TEST(ModelConfigTest, RopeOfOneMeaningMayBeSaidTwice) {
+  const json yarn = Fixture("qwen3-yarn")["rope_parameters"];
+  const std::string once = Described(*Parse(Fixture("qwen3-yarn")));
+  for (const json& again : {json{{"rope_scaling", yarn}}, json{{"rope_scaling", json::object()}},
+                            json{{"original_max_position_embeddings", 32}}}) {
+    const auto twice = Parse(Changed("qwen3-yarn", again));
+    ASSERT_THAT(twice, IsOk()) << again;
+    EXPECT_EQ(Described(*twice), once) << again;
+  }
+  // Beside the object, where it has none.
+  json config = Fixture("qwen3-yarn");
+  config["rope_parameters"].erase("original_max_position_embeddings");
+  config["original_max_position_embeddings"] = 32;
+  EXPECT_EQ(Described(*Parse(config)), once);
+}
+
+// gpt-oss without a word on RoPE is stretched; with an empty `rope_parameters` it is not.
+TEST(ModelConfigTest, GptOssIsStretchedUnlessItSaysOtherwise) {
+  json config = Fixture("gpt-oss");
+  for (const char* key : {"rope_parameters", "rope_scaling"}) config.erase(key);
+  for (const json& none : {json(nullptr), json::object()}) {
+    config["rope_scaling"] = none;
+    const auto spec = Parse(config);
+    ASSERT_THAT(spec, IsOk());
+    EXPECT_EQ(spec->rope_scaling.kind, kernels::RopeScalingKind::kYarn);
+    EXPECT_EQ(spec->rope_scaling.factor, 32);
+    EXPECT_EQ(spec->rope_scaling.original_positions, 4096);
+    EXPECT_FALSE(spec->rope_scaling.truncate);
+  }
+  config["rope_parameters"] = json::object();
+  EXPECT_EQ(Parse(config)->rope_scaling.kind, kernels::RopeScalingKind::kNone);
+  EXPECT_THAT(Parse(Changed("gpt-oss", {{"swiglu_alpha", 1.0}})),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("'swiglu_alpha'")));
+}
+
+// As transformers do, whatever the key says; the log says so.
+TEST(ModelConfigTest, WeightsOfDeepseekV2AreScaledAndNeverRenormalised) {
+  const auto spec = Parse(Changed("deepseek-v2", {{"norm_topk_prob", true}}));
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->gate.rule, moe::Gate::Rule::kKeepMass);
+  EXPECT_FLOAT_EQ(spec->gate.scale, 1.6f);
+  EXPECT_THAT(spec->notes, ElementsAre(HasSubstr("norm_topk_prob")));
+}
+
+TEST(ModelConfigTest, ListedTypesOfLayersDecideWhatLayersReach) {
+  const auto mistral =
+      Parse(Changed("mistral-window", {{"layer_types", {"sliding_attention", "full_attention"}}}));
+  ASSERT_THAT(mistral, IsOk());
+  EXPECT_EQ(mistral->attention[0].reach.window, 11);
+  EXPECT_EQ(mistral->attention[1].reach.window, 0);
+  // Beside those that rotate.
+  const auto llama4 =
+      Parse(Changed("llama4-text", {{"layer_types", {"chunked_attention", "full_attention"}}}));
+  ASSERT_THAT(llama4, IsOk());
+  EXPECT_FALSE(llama4->attention[0].rope);
+  EXPECT_EQ(llama4->attention[0].reach.chunk, 8192);
+  EXPECT_TRUE(llama4->attention[1].rope);
+  EXPECT_EQ(llama4->attention[1].reach.chunk, 0);
 }
 
 // The file that has the id is the one to be mended.

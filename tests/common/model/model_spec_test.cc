@@ -342,8 +342,10 @@ TEST(DeepseekSpecTest, GatesAreThoseOfTheFamilies) {
   EXPECT_FLOAT_EQ(greedy->gate.scale, 1.6f);
   EXPECT_FALSE(greedy->ranking_bias);
   EXPECT_EQ(greedy->shared_intermediate_size, 40);
-  EXPECT_FLOAT_EQ(LoadDeepseek("deepseek-v2", {{"norm_topk_prob", true}})->gate.scale, 1)
-      << "what is renormalised is not scaled";
+  const auto renormalised = LoadDeepseek("deepseek-v2", {{"norm_topk_prob", true}});
+  ASSERT_THAT(renormalised, IsOk());
+  EXPECT_EQ(renormalised->gate.rule, moe::Gate::Rule::kKeepMass) << "the key is not used";
+  EXPECT_FLOAT_EQ(renormalised->gate.scale, 1.6f);
 
   const auto grouped = LoadDeepseek("deepseek-v2-grouped");
   ASSERT_THAT(grouped, IsOk());
