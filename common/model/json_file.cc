@@ -1,17 +1,14 @@
 #include "common/model/json_file.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/json_shape.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/model/name_list.h"
-#include "common/model/regular_file.h"
 
 namespace lynx::model {
 
@@ -88,15 +85,9 @@ absl::StatusOr<json> ReadJsonFile(const std::filesystem::path& path, int64_t max
     return absl::InvalidArgumentError(
         absl::StrCat(path.string(), " is larger than ", max_bytes, " bytes"));
   }
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t count = read(file.fd(), text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path.string()));
-    done += static_cast<size_t>(count);
-  }
-  return ParseJson(text, path.string());
+  const absl::StatusOr<std::string> text = file.ReadAll();
+  if (!text.ok()) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path.string()));
+  return ParseJson(*text, path.string());
 }
 
 }  // namespace lynx::model

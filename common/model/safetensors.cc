@@ -17,10 +17,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/model/json_file.h"
 #include "common/model/name_list.h"
-#include "common/model/regular_file.h"
 
 namespace lynx::model {
 namespace {

@@ -1,16 +1,10 @@
 #include "common/text/internal/json_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/json_shape.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
 
@@ -20,47 +14,21 @@ namespace {
 // A vocabulary of 10^6 entries with its merges as pairs stays below.
 constexpr int64_t kMaxElements = 16'000'000;
 
-// `fd` is open for reading.
-absl::StatusOr<std::string> ReadOpened(int fd, int64_t max_bytes) {
-  struct stat found {};
-  if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
-    return absl::FailedPreconditionError("not a regular file");
-  }
-  if (found.st_size > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(found.st_size, " bytes, over the limit of ", max_bytes));
-  }
-  std::string content(static_cast<size_t>(found.st_size), '\0');
-  for (size_t at = 0; at < content.size();) {
-    const ssize_t got = read(fd, content.data() + at, content.size() - at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return absl::DataLossError("could not be read whole");
-    at += static_cast<size_t>(got);
-  }
-  return content;
-}
-
 }  // namespace
 
 absl::StatusOr<std::string> ReadBoundedFile(const std::filesystem::path& path, int64_t max_bytes) {
-  std::error_code ignored;
-  if (std::filesystem::symlink_status(path, ignored).type() ==
-      std::filesystem::file_type::not_found) {
-    return absl::NotFoundError(absl::StrCat(path.string(), ": no such file"));
+  const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+  if (absl::IsInvalidArgument(file.status())) {
+    return absl::FailedPreconditionError(file.status().message());
   }
-  // Opening a FIFO would otherwise wait for its writer.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    const int reason = errno;
-    return absl::FailedPreconditionError(absl::StrCat(
-        path.string(), reason == ENOENT ? ": a link to no file" : ": cannot be opened: ",
-        reason == ENOENT ? "" : strerror(reason)));
+  LYNX_RETURN_IF_ERROR(file.status());
+  if (file->size() > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": ", file->size(), " bytes, over the limit of ", max_bytes));
   }
-  absl::StatusOr<std::string> content = ReadOpened(fd, max_bytes);
-  close(fd);
+  absl::StatusOr<std::string> content = file->ReadAll();
   if (content.ok()) return content;
-  return absl::Status(content.status().code(),
-                      absl::StrCat(path.string(), ": ", content.status().message()));
+  return absl::DataLossError(absl::StrCat(path.string(), ": ", content.status().message()));
 }
 
 absl::StatusOr<Json> ReadJsonObject(const std::filesystem::path& path, int64_t max_bytes) {

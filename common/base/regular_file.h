@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "absl/status/statusor.h"
 
-namespace lynx::model {
+namespace lynx {
 
-// An open file of a model's folder, closed with this. Never waits for a writer, as opening a FIFO
+// An open file, closed with this. Never waits for a writer, as opening a FIFO
 // does.
 class RegularFile {
  public:
@@ -20,6 +21,9 @@ class RegularFile {
   RegularFile& operator=(RegularFile&&) = delete;
   ~RegularFile();
 
+  // All of it. DataLoss: it got shorter, or cannot be read; names nothing.
+  absl::StatusOr<std::string> ReadAll() const;
+
   int fd() const { return fd_; }
   int64_t size() const { return size_; }  // Bytes, when it was opened.
 
@@ -30,4 +34,4 @@ class RegularFile {
   int64_t size_ = 0;
 };
 
-}  // namespace lynx::model
+}  // namespace lynx
