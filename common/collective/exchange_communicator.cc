@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +20,12 @@ absl::Status Misfit(const std::string& what) {
 }
 
 }  // namespace
+
+std::vector<ExchangeCommunicator::Part> ExchangeCommunicator::InTurn(size_t bytes, size_t count) {
+  std::vector<Part> parts(count);
+  for (size_t i = 0; i < count; ++i) parts[i] = {i * bytes, bytes};
+  return parts;
+}
 
 ExchangeCommunicator::ExchangeCommunicator(int rank, int size) : rank_(rank), size_(size) {
   LYNX_CHECK(size > 0 && rank >= 0 && rank < size);
@@ -56,20 +61,12 @@ void ExchangeCommunicator::Abort(absl::Status why) {
   Interrupt();
 }
 
-absl::Status ExchangeCommunicator::SumParts(std::span<const float> values, size_t part,
+absl::Status ExchangeCommunicator::SumParts(std::span<const float> values, std::span<const Part> to,
                                             std::span<float> mine) {
   const auto ranks = static_cast<size_t>(size_);
-  std::vector<Part> to(ranks);
-  std::vector<Part> from(ranks);
   scratch_.resize(ranks * mine.size());
-  for (size_t r = 0; r < ranks; ++r) {
-    const size_t begin = std::min(values.size(), r * part);
-    to[r] = {begin * sizeof(float),
-             (std::min(values.size(), begin + part) - begin) * sizeof(float)};
-    from[r] = {r * mine.size_bytes(), mine.size_bytes()};
-  }
-  LYNX_RETURN_IF_ERROR(
-      Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)), from));
+  LYNX_RETURN_IF_ERROR(Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)),
+                           InTurn(mine.size_bytes(), ranks)));
   std::copy_n(scratch_.begin(), mine.size(), mine.begin());
   for (size_t r = 1; r < ranks; ++r) {
     const float* const summand = scratch_.data() + r * mine.size();
@@ -78,40 +75,23 @@ absl::Status ExchangeCommunicator::SumParts(std::span<const float> values, size_
   return absl::OkStatus();
 }
 
-absl::Status ExchangeCommunicator::GatherParts(std::span<float> values, size_t part) {
-  const auto ranks = static_cast<size_t>(size_);
-  std::vector<Part> from(ranks);
-  for (size_t r = 0; r < ranks; ++r) {
-    const size_t begin = std::min(values.size(), r * part);
-    from[r] = {begin * sizeof(float),
-               (std::min(values.size(), begin + part) - begin) * sizeof(float)};
-  }
-  const std::vector<Part> to(ranks, from[static_cast<size_t>(rank_)]);
-  return Run(std::as_bytes(values), to, std::as_writable_bytes(values), from);
-}
-
 absl::Status ExchangeCommunicator::AllReduceSum(std::span<float> values) {
   const auto ranks = static_cast<size_t>(size_);
   if (values.size_bytes() <= kSmallBytes) {
     // Everybody adds everything up.
-    const std::vector<Part> to(ranks, Part{0, values.size_bytes()});
-    std::vector<Part> from(ranks);
-    for (size_t r = 0; r < ranks; ++r) from[r] = {r * values.size_bytes(), values.size_bytes()};
-    scratch_.resize(ranks * values.size());
-    LYNX_RETURN_IF_ERROR(
-        Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)), from));
-    std::copy_n(scratch_.begin(), values.size(), values.begin());
-    for (size_t r = 1; r < ranks; ++r) {
-      const float* const summand = scratch_.data() + r * values.size();
-      for (size_t i = 0; i < values.size(); ++i) values[i] += summand[i];
-    }
-    return absl::OkStatus();
+    return SumParts(values, std::vector<Part>(ranks, Part{0, values.size_bytes()}), values);
   }
-  const size_t part = (values.size() + ranks - 1) / ranks;
-  const size_t begin = std::min(values.size(), static_cast<size_t>(rank_) * part);
-  const size_t end = std::min(values.size(), begin + part);
-  LYNX_RETURN_IF_ERROR(SumParts(values, part, values.subspan(begin, end - begin)));
-  return GatherParts(values, part);
+  const size_t each = (values.size() + ranks - 1) / ranks;
+  std::vector<Part> parts;
+  for (size_t begin = 0; parts.size() < ranks; begin = std::min(values.size(), begin + each)) {
+    const size_t end = std::min(values.size(), begin + each);
+    parts.push_back({begin * sizeof(float), (end - begin) * sizeof(float)});
+  }
+  const Part own = parts[static_cast<size_t>(rank_)];
+  LYNX_RETURN_IF_ERROR(SumParts(
+      values, parts, values.subspan(own.offset / sizeof(float), own.bytes / sizeof(float))));
+  return Run(std::as_bytes(values), std::vector<Part>(ranks, own), std::as_writable_bytes(values),
+             parts);
 }
 
 absl::Status ExchangeCommunicator::ReduceScatterSum(std::span<const float> values,
@@ -120,7 +100,7 @@ absl::Status ExchangeCommunicator::ReduceScatterSum(std::span<const float> value
     return Misfit(
         absl::StrCat(values.size(), " values to scatter over ", size_, " parts of ", mine.size()));
   }
-  return SumParts(values, mine.size(), mine);
+  return SumParts(values, InTurn(mine.size_bytes(), static_cast<size_t>(size_)), mine);
 }
 
 absl::Status ExchangeCommunicator::AllGather(std::span<const std::byte> mine,
@@ -130,10 +110,7 @@ absl::Status ExchangeCommunicator::AllGather(std::span<const std::byte> mine,
     return Misfit(
         absl::StrCat(all.size(), " bytes to gather ", size_, " parts of ", mine.size(), " into"));
   }
-  const std::vector<Part> to(ranks, Part{0, mine.size()});
-  std::vector<Part> from(ranks);
-  for (size_t r = 0; r < ranks; ++r) from[r] = {r * mine.size(), mine.size()};
-  return Run(mine, to, all, from);
+  return Run(mine, std::vector<Part>(ranks, Part{0, mine.size()}), all, InTurn(mine.size(), ranks));
 }
 
 absl::Status ExchangeCommunicator::AllToAll(std::span<const std::byte> send,

@@ -53,8 +53,11 @@ class ExchangeCommunicator : public Communicator {
  private:
   absl::Status Run(std::span<const std::byte> out, std::span<const Part> to,
                    std::span<std::byte> in, std::span<const Part> from);
-  absl::Status GatherParts(std::span<float> values, size_t part);
-  absl::Status SumParts(std::span<const float> values, size_t part, std::span<float> mine);
+  // Sends each rank its part of `values`, and adds up in `mine` those that come, which are as long.
+  absl::Status SumParts(std::span<const float> values, std::span<const Part> to,
+                        std::span<float> mine);
+  // Equal parts, one after the other.
+  static std::vector<Part> InTurn(size_t bytes, size_t count);
 
   const int rank_;
   const int size_;

@@ -14,10 +14,13 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/status_macros.h"
 
@@ -53,13 +56,14 @@ class GlooStore final : public gloo::rendezvous::Store {
   static std::string Key(const std::string& rank) { return absl::StrCat("collective/", rank); }
 
   absl::Status MissingRanks() {
-    std::string missing;
+    std::vector<int> missing;
     for (int rank = 0; rank < size_; ++rank) {
       // As Gloo names them.
-      if (rendezvous_.Get(Key(absl::StrCat("rank_", rank)), absl::ZeroDuration()).ok()) continue;
-      absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
+      const auto came = rendezvous_.Get(Key(absl::StrCat("rank_", rank)), absl::ZeroDuration());
+      if (!came.ok()) missing.push_back(rank);
     }
-    return absl::DeadlineExceededError(absl::StrCat("ranks that did not come in time: ", missing));
+    return absl::DeadlineExceededError(
+        absl::StrCat("ranks that did not come in time: ", absl::StrJoin(missing, ", ")));
   }
 
   void Keep(absl::Status status) {
@@ -108,13 +112,15 @@ struct GlooCommunicator::Impl {
   gloo::transport::UnboundBuffer* receiving LYNX_GUARDED_BY(mu) = nullptr;
   bool interrupted LYNX_GUARDED_BY(mu) = false;
 
-  // False: interrupted already.
-  bool Begin(gloo::transport::UnboundBuffer* out, gloo::transport::UnboundBuffer* in)
+  void SetBuffers(gloo::transport::UnboundBuffer* out, gloo::transport::UnboundBuffer* in)
       LYNX_EXCLUDES(mu) {
     MutexLock lock(mu);
     sending = out;
     receiving = in;
-    return !interrupted;
+  }
+  bool Interrupted() LYNX_EXCLUDES(mu) {
+    MutexLock lock(mu);
+    return interrupted;
   }
 };
 
@@ -163,59 +169,50 @@ absl::Status GlooCommunicator::Exchange(std::span<const std::byte> out, std::spa
                     std::chrono::duration_cast<Milliseconds>(deadline - SteadyClock::now()));
   };
   const uint64_t slot = impl_->exchanges++;
-  std::vector<bool> heard(static_cast<size_t>(size()), true);
-  absl::Status status;
+  // Ranks, for messages only: of two that come together Gloo names one twice.
+  std::set<int> awaited;
   try {
     // Gloo does not write to what it sends.
     auto sending =
         impl_->context->createUnboundBuffer(const_cast<std::byte*>(out.data()), out.size());
     auto receiving = impl_->context->createUnboundBuffer(in.data(), in.size());
+    impl_->SetBuffers(sending.get(), receiving.get());
+    const absl::Cleanup forget = [this] { impl_->SetBuffers(nullptr, nullptr); };
+    bool going = !impl_->Interrupted();
     int sent = 0;
-    int awaited = 0;
-    bool going = impl_->Begin(sending.get(), receiving.get());
-    try {
-      for (int i = 1; going && i < size(); ++i) {
-        // Each rank begins with another one.
-        const int receiver = (rank() + i) % size();
-        const int sender = (rank() + size() - i) % size();
-        const Part& part_in = from[static_cast<size_t>(sender)];
-        const Part& part_out = to[static_cast<size_t>(receiver)];
-        if (part_in.bytes > 0) {
-          receiving->recv(sender, slot, part_in.offset, part_in.bytes);
-          heard[static_cast<size_t>(sender)] = false;
-          ++awaited;
-        }
-        if (part_out.bytes > 0) {
-          sending->send(receiver, slot, part_out.offset, part_out.bytes);
-          ++sent;
-        }
+    int receiving_from = 0;
+    for (int i = 1; going && i < size(); ++i) {
+      // Each rank begins with another one.
+      const int receiver = (rank() + i) % size();
+      const int sender = (rank() + size() - i) % size();
+      const Part& part_in = from[static_cast<size_t>(sender)];
+      const Part& part_out = to[static_cast<size_t>(receiver)];
+      if (part_in.bytes > 0) {
+        receiving->recv(sender, slot, part_in.offset, part_in.bytes);
+        awaited.insert(sender);
+        ++receiving_from;
       }
-      for (; going && awaited > 0; --awaited) {
-        int sender = 0;
-        going = receiving->waitRecv(&sender, left());
-        if (going) heard[static_cast<size_t>(sender)] = true;
+      if (part_out.bytes > 0) {
+        sending->send(receiver, slot, part_out.offset, part_out.bytes);
+        ++sent;
       }
-      for (; going && sent > 0; --sent) going = sending->waitSend(left());
-    } catch (...) {
-      impl_->Begin(nullptr, nullptr);
-      throw;
     }
-    impl_->Begin(nullptr, nullptr);
-    if (!going) status = absl::AbortedError("interrupted");
+    for (; going && receiving_from > 0; --receiving_from) {
+      int sender = 0;
+      going = receiving->waitRecv(&sender, left());
+      if (going) awaited.erase(sender);
+    }
+    for (; going && sent > 0; --sent) going = sending->waitSend(left());
+    return going ? absl::OkStatus() : absl::AbortedError("interrupted");
   } catch (const std::exception& error) {
-    std::string missing;
-    for (int r = 0; r < size(); ++r) {
-      if (!heard[static_cast<size_t>(r)]) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
-    }
     // Gloo has no kind of error for it.
     const bool late = SteadyClock::now() + Milliseconds(2) >= deadline;
-    status =
-        absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
-                     absl::StrCat(late ? "ranks that did not take part in time: "
-                                       : "a connection to another rank broke; not heard from: ",
-                                  missing.empty() ? "none" : missing, " (", error.what(), ")"));
+    return absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
+                        absl::StrCat(late ? "ranks that did not take part in time: "
+                                          : "a connection to another rank broke; not heard from: ",
+                                     awaited.empty() ? "none" : absl::StrJoin(awaited, ", "), " (",
+                                     error.what(), ")"));
   }
-  return status;
 }
 
 void GlooCommunicator::Interrupt() {

@@ -2,10 +2,10 @@
 
 #include <chrono>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 
 namespace lynx::collective {
@@ -81,12 +81,12 @@ class ThreadCommunicator::Hub {
     }
     while (meeting == meetings_ && broken_.ok()) {
       if (changed_.WaitUntil(mu_, deadline) || meeting != meetings_ || !broken_.ok()) continue;
-      std::string missing;
+      std::vector<int> missing;
       for (size_t r = 0; r < offers_.size(); ++r) {
-        if (!offers_[r].here) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+        if (!offers_[r].here) missing.push_back(static_cast<int>(r));
       }
       Break(absl::DeadlineExceededError(
-          absl::StrCat("ranks that did not take part in time: ", missing)));
+          absl::StrCat("ranks that did not take part in time: ", absl::StrJoin(missing, ", "))));
     }
     return meeting != meetings_ ? absl::OkStatus() : broken_;
   }
