@@ -134,19 +134,19 @@ absl::Status AttentionBlock::NormOverRanks(const AttentionWeights& weights, int6
   };
   const Vectors both[] = {{q_, weights.q_norm}, {k_, weights.k_norm}};
   // Of each row and rank, sum of squares and number of elements: KV heads may be on several ranks.
-  std::vector<float> squares;
+  squares_.clear();
   for (const auto& [x, gain] : both) {
     for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
       float total = 0;
       for (const float value : std::span(x).subspan(r * gain.size(), gain.size())) {
         total += value * value;
       }
-      squares.push_back(total);
-      squares.push_back(static_cast<float>(gain.size()));
+      squares_.push_back(total);
+      squares_.push_back(static_cast<float>(gain.size()));
     }
   }
-  LYNX_RETURN_IF_ERROR(sum.Add(squares));
-  const float* of_row = squares.data();
+  LYNX_RETURN_IF_ERROR(sum.Add(squares_));
+  const float* of_row = squares_.data();
   const auto round = [&](float value) { return round_bf16_ ? kernels::RoundToBf16(value) : value; };
   for (const auto& [x, gain] : both) {
     for (size_t r = 0; r < static_cast<size_t>(rows); ++r, of_row += 2) {

@@ -43,6 +43,7 @@ class AttentionBlock {
   const Rotary rotary_;
   ActivationBuffer x_;               // [max_rows, hidden]
   ActivationBuffer attended_;        // [max_rows, query_heads, head_dim]
+  std::vector<float> squares_;       // Of NormOverRanks().
   std::vector<float> rotated_gain_;  // [head_dim] of QueryKeyNorm::kRotated, or empty
   std::vector<float> q_;             // [max_rows, query_heads, head_dim]
   std::vector<float> k_;             // [max_rows, kv_heads, head_dim]

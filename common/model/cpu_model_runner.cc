@@ -39,11 +39,11 @@ constexpr int kNumericsRevision = 3;
 
 class CpuModelRunner : public ModelRunner {
  public:
-  CpuModelRunner(const RunnerOptions& options, ModelSpec spec,
+  CpuModelRunner(const RunnerOptions& options, ModelSpec spec, const RankShard& shard,
                  std::unique_ptr<kernels::ThreadTeam> team, ModelWeights weights,
                  std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
-        shard_(ShardOf(spec_, options.layout, RankOf(options))),
+        shard_(shard),
         own_(OwnSpec(spec_, shard_)),
         weights_(std::move(weights)),
         kv_(std::move(kv)),
@@ -109,9 +109,6 @@ class CpuModelRunner : public ModelRunner {
   const std::string& compatibility_hash() const override { return compatibility_hash_; }
 
  private:
-  static int32_t RankOf(const RunnerOptions& options) {
-    return options.ranks == nullptr ? 0 : options.ranks->rank();
-  }
   static ModelSpec OwnSpec(const ModelSpec& spec, const RankShard& shard) {
     ModelSpec own = SpecOfShard(spec, shard);
     own.experts = spec.experts;  // Plans are for all.
@@ -489,7 +486,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
           {.team = team.get(), .progress = options.load_progress, .consumed = std::move(consumed)});
     }).join();
     LYNX_RETURN_IF_ERROR(weights.status());
-    return std::make_unique<CpuModelRunner>(options, std::move(spec), std::move(team),
+    return std::make_unique<CpuModelRunner>(options, std::move(spec), shard, std::move(team),
                                             *std::move(weights), identity, std::move(kv));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for steps of ",
