@@ -381,6 +381,7 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
   const int32_t step_rows = options_.scheduler.step_rows;
   const int32_t free = pool.free_blocks();
   stream.exact_tokens = kAllExact;  // Recomputed rows are.
+  Resumed resumed;
   if (prefixes_.has_value()) {
     kv::PrefixCache::Found found =
         prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
@@ -392,15 +393,14 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
       if (free - pool.free_blocks() + std::max<int64_t>(missing, 0) <= free_blocks) {
         if (found.exact_tokens < held) stream.exact_tokens = found.exact_tokens;
         sequence.AdoptKv(std::move(found.blocks), held);
-        const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
-        LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
-        return {.tokens = held, .taken = free - pool.free_blocks()};
+        resumed.tokens = held;
       }
     }
   }
   const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
   LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
-  return {.tokens = 0, .taken = free - pool.free_blocks()};
+  resumed.taken = free - pool.free_blocks();
+  return resumed;
 }
 
 void DecodeNode::KeepPrefix(const Stream& stream) {

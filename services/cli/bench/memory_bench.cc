@@ -17,6 +17,7 @@
 #include "services/cli/bench/memory_need.h"
 #include "services/cli/bench/quantile.h"
 #include "services/cli/bench/read_bandwidth.h"
+#include "services/cli/bench/run_mode.h"
 
 namespace lynx::cli {
 namespace {
@@ -71,17 +72,7 @@ int RunMemoryBench(int argc, const char* const* argv, std::ostream& out, std::os
   flags.AddInt("passes", &config.passes, {1, 10000}, "Times that the buffer is read");
   flags.AddInt("threads", &config.threads, {0, 1024}, "Threads; 0: as many as the process may use");
   flags.AddBool("json", &config.json, "Print JSON");
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  if (!outcome.ok()) {
-    err << "lynx bench memory: " << outcome.status().message() << "\n";
-    return 2;
-  }
-  if (const absl::Status status = Run(config, out); !status.ok()) {
-    err << "lynx bench memory: " << status.message() << "\n";
-    return absl::IsInvalidArgument(status) ? 2 : 1;
-  }
-  return 0;
+  return RunMode(flags, argc, argv, err, [&] { return Run(config, out); });
 }
 
 }  // namespace lynx::cli

@@ -31,6 +31,7 @@
 #include "services/cli/bench/quantile.h"
 #include "services/cli/bench/read_bandwidth.h"
 #include "services/cli/bench/router_traces.h"
+#include "services/cli/bench/run_mode.h"
 #include "services/cli/bench/step_bench.h"
 #include "services/cli/bench/synthetic_engine.h"
 #include "services/cli/engine_flags.h"
@@ -224,13 +225,7 @@ int RunModelBench(int argc, const char* const* argv, std::ostream& out, std::ost
   flags.AddInt("seed", &config.seed, {0}, "Of random tokens and weights");
   flags.AddBool("json", &config.json, "Print JSON");
 
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  absl::Status status = outcome.status();
-  if (status.ok()) status = Run(config, out);
-  if (status.ok()) return 0;
-  err << "lynx bench " << config.mode << ": " << status.message() << "\n";
-  return !outcome.ok() || absl::IsInvalidArgument(status) ? 2 : 1;
+  return RunMode(flags, argc, argv, err, [&] { return Run(config, out); });
 }
 
 }  // namespace lynx::cli

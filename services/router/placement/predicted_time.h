@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+#include <utility>
 
 #include "absl/time/time.h"
+#include "common/base/check.h"
+#include "services/router/placement/lowest.h"
 #include "services/router/placement/placement_policy.h"
 
 // What policies that go by time predict, from what the nodes say of their steps.
@@ -16,6 +20,17 @@ inline int64_t RowsBefore(const PrefillCandidate& c, const PlacementRequest& req
 
 inline absl::Duration FirstTokenTime(const PrefillCandidate& c, const PlacementRequest& request) {
   return c.step_time.Steps(RowsBefore(c, request));
+}
+
+// Where the first token is predicted to come first; `last` as in Lowest(). `candidates` is not
+// empty.
+inline NodeId EarliestFirstToken(std::span<const PrefillCandidate> candidates, NodeId last,
+                                 const PlacementRequest& request) {
+  const PrefillCandidate* best = Lowest(candidates, last, [&](const PrefillCandidate& c) {
+    return std::make_pair(FirstTokenTime(c, request), RowsBefore(c, request));
+  });
+  LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
+  return best->node;
 }
 
 // Per token of each sequence of a decode node once one more is there. Those beyond what a step

@@ -1,10 +1,8 @@
 #include "services/router/placement/slo_aware.h"
 
-#include <algorithm>
-#include <utility>
+#include <tuple>
 #include <vector>
 
-#include "common/base/check.h"
 #include "services/router/placement/lowest.h"
 #include "services/router/placement/predicted_time.h"
 
@@ -25,11 +23,7 @@ std::optional<NodeId> SloAware::PickDecode(std::span<const DecodeCandidate> cand
 
 NodeId SloAware::PickPrefill(std::span<const PrefillCandidate> candidates,
                              const PlacementRequest& request) {
-  const PrefillCandidate* best = Lowest(candidates, last_prefill_, [&](const PrefillCandidate& c) {
-    return std::make_pair(FirstTokenTime(c, request), RowsBefore(c, request));
-  });
-  LYNX_CHECK_MSG(best != nullptr, "no prefill candidate to choose from");
-  return last_prefill_ = best->node;
+  return last_prefill_ = EarliestFirstToken(candidates, last_prefill_, request);
 }
 
 }  // namespace lynx::router

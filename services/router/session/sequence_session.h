@@ -44,14 +44,15 @@ const char* Name(RetryReason reason);
 //   tokens             -          ignore            hold                deliver in order; hold (3)
 //   prefill finished   -          ignore            hold (4)            end; cancel decode
 //   prefill handed off -          ignore            hold (4)            note it
-//   prefill failed     -          ignore            retry               fail (6), unless decode
-//   speaks decode finished    -          retry             hold, then end      end when all tokens
-//   are in decode failed      -          retry             retry               fail (6) prefill
-//   vanished   -          -                 retry               decode has handoff_timeout decode
-//   vanished    -          retry             retry               fail wait too long      end (5)
-//   retry             retry               fail hole too long (3)  -          - retry fail request
-//   deadline   end        end               end                 end   (DeadlineExceeded) client
-//   cancels     Done       Done, silent; what was placed is cancelled on its nodes
+//   prefill failed     -          ignore            retry               fail (6, 7)
+//   decode finished    -          retry             hold, then end      end when all tokens are in
+//   decode failed      -          retry             retry               fail (6)
+//   prefill vanished   -          -                 retry               decode has handoff_timeout
+//   decode vanished    -          retry             retry               fail
+//   wait too long      end (5)    retry             retry               fail
+//   hole too long (3)  -          -                 retry               fail
+//   request deadline   end        end               end                 end   (DeadlineExceeded)
+//   client cancels     Done       Done, silent; what was placed is cancelled on its nodes
 //
 //   (1) Busy and not ready say "not now, not there": back to the queue, which looks elsewhere. Too
 //       large excludes the node for good. Duplicate answers a message that came twice: ignored.
@@ -64,6 +65,7 @@ const char* Name(RetryReason reason);
 //       in; but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) ResourceExhausted, or what the caller of OnDeadline says.
 //   (6) Retry where decode held a prefix and has said nothing yet.
+//   (7) Ignored once decode speaks.
 //
 // retry: before anything was delivered the sequence may start over, on other nodes when there are
 // any: the seed is part of the request, so the answer is the same. The attempt is cancelled on both

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/announcement.h"
 #include "common/config/flag_set.h"
+#include "services/cli/bench/run_mode.h"
 
 namespace lynx::cli {
 namespace {
@@ -83,13 +84,7 @@ int RunEchoServer(int argc, const char* const* argv, std::ostream& out, std::ost
   flags.SetOutput(&out);
   flags.AddPositional("mode", &mode, "echo-server");
   flags.AddString("announce", &announce, "File to write the address to");
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  absl::Status status = outcome.status();
-  if (status.ok()) status = Serve(announce);
-  if (status.ok()) return 0;
-  err << "lynx bench echo-server: " << status.message() << "\n";
-  return outcome.ok() ? 1 : 2;
+  return RunMode(flags, argc, argv, err, [&] { return Serve(announce); });
 }
 
 }  // namespace lynx::cli

@@ -23,13 +23,13 @@
 #include "common/config/flag_set.h"
 #include "common/http/client.h"
 #include "common/model/model_spec.h"
-#include "common/telemetry/log.h"
 #include "common/text/tokenizer.h"
 #include "services/cli/bench/quantile.h"
 #include "services/cli/bench/router/router_report.h"
 #include "services/cli/bench/router/stepper.h"
 #include "services/cli/bench/router/stream_reader.h"
 #include "services/cli/bench/router/stub_nodes.h"
+#include "services/cli/bench/run_mode.h"
 #include "services/cli/child_process.h"
 #include "services/cli/scratch_directory.h"
 
@@ -419,17 +419,10 @@ int RunRouterBench(int argc, const char* const* argv, std::ostream& out, std::os
   flags.AddInt("rounds", &config.rounds, {1, 1000}, "Rounds of router and echo in turn");
   flags.AddBool("json", &config.json, "Print JSON");
 
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  absl::Status status = outcome.status();
-  if (status.ok()) {
-    telemetry::ConfigureLog(
-        {.min_level = telemetry::LogLevel::kWarning, .component = "bench", .incarnation = ""});
-    status = Run(config, out);
-  }
-  if (status.ok()) return 0;
-  err << "lynx bench router: " << status.message() << "\n";
-  return !outcome.ok() || absl::IsInvalidArgument(status) ? 2 : 1;
+  return RunMode(flags, argc, argv, err, [&] {
+    LogWarningsOnly();
+    return Run(config, out);
+  });
 }
 
 }  // namespace lynx::cli

@@ -22,11 +22,11 @@
 #include "common/config/flag_set.h"
 #include "common/kv/block_pool.h"
 #include "common/kv/kv_arena.h"
-#include "common/telemetry/log.h"
 #include "kernels/core/cpu_limit.h"
 #include "services/cli/bench/kv_noise.h"
 #include "services/cli/bench/quantile.h"
 #include "services/cli/bench/router_traces.h"
+#include "services/cli/bench/run_mode.h"
 #include "services/cli/bench/transfer/overlap.h"
 #include "services/cli/bench/transfer/prefill_side.h"
 #include "services/cli/bench/transfer/transfer_report.h"
@@ -318,17 +318,10 @@ int RunTransferBench(int argc, const char* const* argv, std::ostream& out, std::
   flags.AddInt("seed", &config.seed, {0}, "Of random tokens, weights and KV");
   flags.AddBool("json", &config.json, "Print JSON");
 
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  absl::Status status = outcome.status();
-  if (status.ok()) {
-    telemetry::ConfigureLog(
-        {.min_level = telemetry::LogLevel::kWarning, .component = "bench", .incarnation = ""});
-    status = Run(config, out);
-  }
-  if (status.ok()) return 0;
-  err << "lynx bench transfer: " << status.message() << "\n";
-  return !outcome.ok() || absl::IsInvalidArgument(status) ? 2 : 1;
+  return RunMode(flags, argc, argv, err, [&] {
+    LogWarningsOnly();
+    return Run(config, out);
+  });
 }
 
 }  // namespace lynx::cli

@@ -18,9 +18,9 @@
 #include "common/kv/block_table.h"
 #include "common/kv/kv_arena.h"
 #include "common/rpc/zmq_channel.h"
-#include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
 #include "services/cli/bench/kv_noise.h"
+#include "services/cli/bench/run_mode.h"
 #include "services/cli/bench/transfer/transfer_setup.h"
 #include "services/decode/handoff/kv_receiver.h"
 
@@ -138,17 +138,10 @@ int RunTransferPeer(int argc, const char* const* argv, std::ostream& out, std::o
   AddSetupFlags(flags, config.setup);
   flags.AddChoice("transport", &config.transport, TransportNames(), "What KV goes over");
   flags.AddString("announce", &config.announce, "File to write the control address to");
-  const absl::StatusOr<config::ParseOutcome> outcome = flags.Parse(argc, argv);
-  if (outcome.ok() && *outcome == config::ParseOutcome::kPrinted) return 0;
-  absl::Status status = outcome.status();
-  if (status.ok()) {
-    telemetry::ConfigureLog(
-        {.min_level = telemetry::LogLevel::kWarning, .component = "bench", .incarnation = ""});
-    status = Serve(config);
-  }
-  if (status.ok()) return 0;
-  err << "lynx bench transfer-peer: " << status.message() << "\n";
-  return outcome.ok() ? 1 : 2;
+  return RunMode(flags, argc, argv, err, [&] {
+    LogWarningsOnly();
+    return Serve(config);
+  });
 }
 
 }  // namespace lynx::cli
