@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "common/engine/local_generator.h"
-#include "common/node/sampling_wire.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/faulty_channel.h"
@@ -21,7 +19,7 @@ namespace {
 using ::lynx::testing::ChannelFault;
 using ::lynx::testing::FaultyChannel;
 using ::lynx::testing::FaultyTransferEngine;
-using ::lynx::testing::LoadEngine;
+using ::lynx::testing::LoneEngine;
 using ::lynx::testing::PlainSampling;
 using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
@@ -33,26 +31,6 @@ std::vector<TokenId> Prompt(uint32_t seed, size_t length, uint32_t vocabulary = 
   for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<TokenId>(rng() % vocabulary));
   return prompt;
 }
-
-// Greedy answers of one process alone to Prompt(seed, length), by seed.
-class Oracle {
- public:
-  explicit Oracle(const SimCluster::Options& options) : engine_(LoadEngine(options)) {}
-  std::vector<TokenId> Answer(const std::vector<TokenId>& prompt, int32_t tokens) {
-    const engine::GenerateRequest request = {prompt, node::SamplingFromWire(PlainSampling(tokens))};
-    auto result = engine::Generate(*engine_, std::span(&request, 1),
-                                   {.max_context_tokens = 2048,
-                                    .max_chunk_tokens = engine_->options().max_step_rows,
-                                    .max_sequences = 1});
-    EXPECT_TRUE(result.ok()) << result.status();
-    std::vector<TokenId> ids;
-    for (const engine::SampledToken& token : result->front().output) ids.push_back(token.id);
-    return ids;
-  }
-
- private:
-  std::unique_ptr<engine::Engine> engine_;
-};
 
 bool IsPrefix(const std::vector<TokenId>& part, const std::vector<TokenId>& whole) {
   return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
@@ -76,13 +54,13 @@ void ExpectNeverWrong(TransferFault fault, int message) {
   faulty->set_script([&](int number, const proto::TransferHeader&) {
     return number == message ? fault : TransferFault{};
   });
-  Oracle oracle(options);
+  LoneEngine oracle(options);
   for (uint32_t request = 0; request < 2; ++request) {
     const auto prompt = Prompt(request, 70);
     RecordingSink sink;
     cluster.Submit(prompt, PlainSampling(20), sink);
     ASSERT_TRUE(cluster.RunUntil([&] { return sink.ended; })) << "request " << request;
-    const auto want = oracle.Answer(prompt, 20);
+    const auto want = oracle.Answer(prompt, PlainSampling(20));
     EXPECT_TRUE(IsPrefix(sink.ids(), want)) << "request " << request;
     if (sink.end.status.ok()) {
       EXPECT_EQ(sink.ids(), want) << "request " << request;
@@ -123,7 +101,7 @@ TEST(ClusterFaultTest, ALateWriteDoesNotReachTheBlocksNextOwner) {
     return wrapped;
   };
   SimCluster cluster(options);
-  Oracle oracle(options);
+  LoneEngine oracle(options);
   RecordingSink first;
   const auto id = cluster.Submit(Prompt(1, 100), PlainSampling(20), first);
   cluster.Run(absl::Milliseconds(500));  // Writes are under way, the commit has come.
@@ -134,7 +112,7 @@ TEST(ClusterFaultTest, ALateWriteDoesNotReachTheBlocksNextOwner) {
   cluster.Submit(prompt, PlainSampling(20), second);
   ASSERT_TRUE(cluster.RunUntil([&] { return second.ended; }));
   ASSERT_TRUE(second.end.status.ok()) << second.end.status;
-  EXPECT_EQ(second.ids(), oracle.Answer(prompt, 20));
+  EXPECT_EQ(second.ids(), oracle.Answer(prompt, PlainSampling(20)));
   cluster.Run(absl::Seconds(10));  // The late writes come in.
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Minutes(1)));
   EXPECT_FALSE(first.ended);
@@ -147,7 +125,7 @@ void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabul
   const SimCluster::Options options = {
       .prefill = 2, .decode = 2, .kv_blocks = 64, .step_rows = 48, .model_dir = model_dir};
   SimCluster cluster(options);
-  Oracle oracle(options);
+  LoneEngine oracle(options);
   const std::vector<std::string> names = {"prefill-0", "prefill-1", "decode-0", "decode-1"};
   std::vector<std::unique_ptr<RecordingSink>> sinks;
   std::vector<std::vector<TokenId>> prompts;
@@ -179,7 +157,7 @@ void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabul
       absl::Minutes(10)));
   size_t good = 0;
   for (size_t i = 0; i < sinks.size(); ++i) {
-    const auto want = oracle.Answer(prompts[i], 16);
+    const auto want = oracle.Answer(prompts[i], PlainSampling(16));
     EXPECT_TRUE(IsPrefix(sinks[i]->ids(), want)) << "request " << i;
     if (!sinks[i]->end.status.ok()) continue;
     EXPECT_EQ(sinks[i]->ids(), want) << "request " << i;
@@ -193,7 +171,7 @@ void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabul
     cluster.Submit(prompt, PlainSampling(8), sink);
     ASSERT_TRUE(cluster.RunUntil([&] { return sink.ended; }));
     EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
-    EXPECT_EQ(sink.ids(), oracle.Answer(prompt, 8));
+    EXPECT_EQ(sink.ids(), oracle.Answer(prompt, PlainSampling(8)));
   }
 }
 

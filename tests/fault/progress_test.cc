@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "tests/support/fake_model_runner.h"
 #include "tests/support/faulty_channel.h"
 #include "tests/support/faulty_transfer_engine.h"
+#include "tests/support/metrics_sum.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_size.h"
@@ -25,6 +25,7 @@ using ::lynx::testing::FakeModelRunner;
 using ::lynx::testing::FaultyChannel;
 using ::lynx::testing::FaultyTransferEngine;
 using ::lynx::testing::IsOk;
+using ::lynx::testing::MetricsSum;
 using ::lynx::testing::PlainSampling;
 using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
@@ -83,20 +84,6 @@ bool AllOver(const Clients& clients) {
 
 void ExpectAtRest(SimCluster& cluster, absl::Duration within = absl::Seconds(10)) {
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, within));
-}
-
-// The sum of the series of a metrics page whose lines begin with `prefix`.
-double Sum(const std::string& page, const std::string& prefix) {
-  double sum = 0;
-  bool found = false;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(prefix)) continue;
-    sum += std::stod(line.substr(line.rfind(' ')));
-    found = true;
-  }
-  EXPECT_TRUE(found) << prefix;
-  return sum;
 }
 
 // SCH-1: requests that can never fit, within the model's context though.
@@ -182,7 +169,7 @@ TEST(ProgressTest, PreemptionAmongAbortsChangesNoTokenAndLosesNoBlock) {
     }
     ExpectAtRest(tight);
   }
-  EXPECT_GT(Sum(tight.Metrics("decode-0"), "lynx_node_preemptions_total"), rounds / 2);
+  EXPECT_GT(MetricsSum(tight.Metrics("decode-0"), "lynx_node_preemptions_total"), rounds / 2);
 }
 
 // SCH-4: four long prompts on one prefill node, then a short one each second. A chunk takes 0.3 s.
@@ -312,12 +299,12 @@ TEST(ProgressTest, BlocksPinnedByHandoffsAreShownAndReturn) {
   Client client(cluster, Prompt(1, 100), 4);
   cluster.Run(absl::Seconds(1));
   const std::string pinned = "lynx_kv_blocks{state=\"reserved\"}";
-  EXPECT_EQ(Sum(cluster.Metrics("prefill-0"), pinned), 7);
+  EXPECT_EQ(MetricsSum(cluster.Metrics("prefill-0"), pinned), 7);
   slow = false;
   EXPECT_TRUE(cluster.RunUntil([&] { return client.over(); }));
   EXPECT_THAT(client.status(), IsOk());
   ExpectAtRest(cluster);
-  EXPECT_EQ(Sum(cluster.Metrics("prefill-0"), pinned), 0);
+  EXPECT_EQ(MetricsSum(cluster.Metrics("prefill-0"), pinned), 0);
 }
 
 // KV-2: clients leave while decode waits for KV whose end is never reported, and the word that they
@@ -378,11 +365,11 @@ void ExpectGaugesAtZero(SimCluster& cluster) {
     const std::string page = cluster.Metrics(node);
     for (const char* name :
          {"lynx_node_running_requests", "lynx_node_waiting_requests", "lynx_kv_usage_ratio"}) {
-      EXPECT_EQ(Sum(page, name), 0) << node << " " << name;
+      EXPECT_EQ(MetricsSum(page, name), 0) << node << " " << name;
     }
   }
-  EXPECT_EQ(Sum(cluster.RouterMetrics(), "lynx_router_inflight_sequences"), 0);
-  EXPECT_EQ(Sum(cluster.RouterMetrics(), "lynx_router_queued_requests"), 0);
+  EXPECT_EQ(MetricsSum(cluster.RouterMetrics(), "lynx_router_inflight_sequences"), 0);
+  EXPECT_EQ(MetricsSum(cluster.RouterMetrics(), "lynx_router_queued_requests"), 0);
 }
 
 // MET-3: all leave at once, and no step comes after it. Whether their clients left or their router
@@ -406,7 +393,7 @@ TEST(ProgressTest, GaugesReturnToZeroWhenAllLeaveAtOnce) {
       clients.push_back(std::make_unique<Client>(cluster, Prompt(i, 30 + i % 50), 2000));
     }
     cluster.Run(absl::Milliseconds(100));
-    EXPECT_GT(Sum(cluster.Metrics("decode-0"), "lynx_node_running_requests"), 20);
+    EXPECT_GT(MetricsSum(cluster.Metrics("decode-0"), "lynx_node_running_requests"), 20);
     silent = router_dies;
     for (size_t i = 0; i < clients.size(); ++i) {
       clients[i]->Leave(cluster);

@@ -4,7 +4,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "common/telemetry/metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/metrics_sum.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
 
@@ -22,6 +22,7 @@ namespace lynx {
 namespace {
 
 using ::lynx::testing::LoadEngine;
+using ::lynx::testing::MetricsSum;
 using ::lynx::testing::PlainSampling;
 using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
@@ -145,16 +146,6 @@ TEST(ClusterTest, TheSameOfAModelWithLatents) {
                 /*vocabulary=*/97));
 }
 
-// The sum of the series of a metrics page whose lines begin with `prefix`.
-double Sum(const std::string& page, const std::string& prefix) {
-  double sum = 0;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(prefix)) sum += std::stod(line.substr(line.rfind(' ')));
-  }
-  return sum;
-}
-
 std::string Variant(const std::string& name) { return "tests/golden/variants/" + name; }
 
 // A prompt that begins like an earlier one continues from its KV, also among many at a time, and
@@ -179,9 +170,9 @@ TEST(ClusterTest, AKeptPrefixChangesNoToken) {
       }
       const std::string metrics = ExpectClusterEqualsAlone(
           {.kv_blocks = blocks, .step_rows = 48, .model_dir = model}, asks);
-      EXPECT_GT(Sum(metrics,
-                    "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
-                    "source=\"cached\"}"),
+      EXPECT_GT(MetricsSum(metrics,
+                           "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
+                           "source=\"cached\"}"),
                 0);
     }
   }
@@ -230,7 +221,7 @@ TEST(ClusterTest, PreemptionChangesNoTokenOfModelsWithWindows) {
     SCOPED_TRACE(name);
     const std::string metrics = ExpectClusterEqualsAlone(
         {.kv_blocks = blocks, .step_rows = 32, .max_batch = 16, .model_dir = Variant(name)}, asks);
-    EXPECT_GT(Sum(metrics, "lynx_node_preemptions_total{"), 0)
+    EXPECT_GT(MetricsSum(metrics, "lynx_node_preemptions_total{"), 0)
         << "the pool is small enough that this test must preempt";
   }
 }
@@ -256,7 +247,7 @@ TEST(ClusterTest, ASequenceLongerThanThePoolIsServed) {
   EXPECT_GE(least_free, 1) << "11 tokens and room for the next lie in 3 blocks at most";
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
   // The last 11 tokens lie in one block or two, of two layers.
-  const double sent = Sum(cluster.Metrics("prefill-0"), "lynx_kv_transfer_bytes_total{");
+  const double sent = MetricsSum(cluster.Metrics("prefill-0"), "lynx_kv_transfer_bytes_total{");
   EXPECT_LT(sent, 8192);
 }
 
@@ -267,7 +258,7 @@ TEST(ClusterTest, PreemptionChangesNoToken) {
   const std::string metrics = ExpectClusterEqualsAlone(
       options,
       MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24, /*max_new=*/120));
-  EXPECT_GT(Sum(metrics, "lynx_node_preemptions_total{"), 0)
+  EXPECT_GT(MetricsSum(metrics, "lynx_node_preemptions_total{"), 0)
       << "the pool is small enough that this test must preempt";
 }
 
@@ -302,9 +293,9 @@ std::string ExpectExactAmongRemapped(
   EXPECT_GT(others_changed, 0u) << "nothing was remapped, so this test shows nothing";
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
   const std::string page = cluster.Metrics("decode-0");
-  EXPECT_GT(Sum(page, "lynx_moe_remapped_assignments_total{phase=\"decode\"}"), 0);
-  EXPECT_GT(Sum(page, "lynx_moe_expert_weight_saved_bytes_total"), 0);
-  EXPECT_EQ(Sum(cluster.Metrics("prefill-1"), "lynx_moe_remapped_assignments_total"), 0);
+  EXPECT_GT(MetricsSum(page, "lynx_moe_remapped_assignments_total{phase=\"decode\"}"), 0);
+  EXPECT_GT(MetricsSum(page, "lynx_moe_expert_weight_saved_bytes_total"), 0);
+  EXPECT_EQ(MetricsSum(cluster.Metrics("prefill-1"), "lynx_moe_remapped_assignments_total"), 0);
   return page;
 }
 
@@ -329,8 +320,9 @@ TEST(ClusterTest, PreemptionAmongRemappedRequestsChangesNoTokenOfExactOnes) {
          .remap_mixed_steps = remap_mixed_steps},
         MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5, /*max_prompt=*/24,
                   /*max_new=*/120));
-    EXPECT_GT(Sum(page, "lynx_node_preemptions_total{"), 0);
-    const double mixed = Sum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
+    EXPECT_GT(MetricsSum(page, "lynx_node_preemptions_total{"), 0);
+    const double mixed =
+        MetricsSum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
     EXPECT_EQ(mixed > 0, remap_mixed_steps);
   }
 }
@@ -342,7 +334,7 @@ TEST(ClusterTest, APolicyOutlivesARetry) {
         cluster.Run(absl::Milliseconds(3));
         cluster.Kill("prefill-0");
         cluster.Run(absl::Seconds(10));
-        EXPECT_GT(Sum(cluster.RouterMetrics(), "lynx_router_retries_total"), 0);
+        EXPECT_GT(MetricsSum(cluster.RouterMetrics(), "lynx_router_retries_total"), 0);
       });
 }
 

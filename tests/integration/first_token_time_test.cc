@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "services/router/front/completion_handler.h"
 #include "tests/support/fake_response_writer.h"
 #include "tests/support/faulty_transfer_engine.h"
+#include "tests/support/metrics_sum.h"
 #include "tests/support/sim_cluster.h"
 
 // MET-5: what the router says of a request's time and tokens is what its client measures, and the
@@ -19,22 +19,9 @@ namespace {
 
 using ::lynx::testing::FakeResponseWriter;
 using ::lynx::testing::FaultyTransferEngine;
+using ::lynx::testing::MetricsSum;
 using ::lynx::testing::SimCluster;
 using ::lynx::testing::TransferFault;
-
-// The sum of the series of a metrics page whose lines begin with `prefix`.
-double Sum(const std::string& page, const std::string& prefix) {
-  double sum = 0;
-  bool found = false;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(prefix)) continue;
-    sum += std::stod(line.substr(line.rfind(' ')));
-    found = true;
-  }
-  EXPECT_TRUE(found) << prefix;
-  return sum;
-}
 
 class FirstTokenTimeTest : public ::testing::Test {
  protected:
@@ -89,14 +76,15 @@ class FirstTokenTimeTest : public ::testing::Test {
     return cluster_->loop().Now() - began;
   }
   double StageSum(const std::string& stage) {
-    return Sum(cluster_->RouterMetrics(),
-               absl::StrCat("lynx_router_stage_duration_seconds_sum{stage=\"", stage, "\"}"));
+    return MetricsSum(
+        cluster_->RouterMetrics(),
+        absl::StrCat("lynx_router_stage_duration_seconds_sum{stage=\"", stage, "\"}"));
   }
   double FirstTokenStages() {
     return StageSum("queue") + StageSum("given_up") + StageSum("reserve") + StageSum("prefill");
   }
   double FirstTokenTime() {
-    return Sum(registry_.Render(), "lynx_router_time_to_first_token_seconds_sum");
+    return MetricsSum(registry_.Render(), "lynx_router_time_to_first_token_seconds_sum");
   }
 
   absl::Duration prefill_step_ = absl::Milliseconds(300);
@@ -138,13 +126,13 @@ TEST_F(FirstTokenTimeTest, ARetryLosesNoTime) {
   auto writer = Begin(4, "import os");
   cluster_->Run(absl::Milliseconds(100));
   for (const char* name : {"prefill-0", "prefill-1"}) {
-    if (Sum(cluster_->Metrics(name), "lynx_node_running_requests") > 0) {
+    if (MetricsSum(cluster_->Metrics(name), "lynx_node_running_requests") > 0) {
       cluster_->Kill(name);
       break;
     }
   }
   const absl::Duration first = absl::Milliseconds(100) + Until(*writer, 1);
-  EXPECT_GT(Sum(cluster_->RouterMetrics(), "lynx_router_retries_total"), 0);
+  EXPECT_GT(MetricsSum(cluster_->RouterMetrics(), "lynx_router_retries_total"), 0);
   EXPECT_NEAR(FirstTokenTime(), absl::ToDoubleSeconds(first), kClientClock);
   EXPECT_NEAR(FirstTokenStages(), FirstTokenTime(), 1e-9);
   EXPECT_GT(StageSum("given_up"), 0.1);
@@ -157,10 +145,10 @@ TEST_F(FirstTokenTimeTest, PromptTokensCountOnceOverBothRoles) {
   const auto tokens = [&](const std::string& source) {
     double sum = 0;
     for (const char* node : {"prefill-0", "prefill-1", "decode-0"}) {
-      sum +=
-          Sum(cluster_->Metrics(node),
-              absl::StrCat("lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"",
-                           source, "\"}"));
+      sum += MetricsSum(
+          cluster_->Metrics(node),
+          absl::StrCat("lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"",
+                       source, "\"}"));
     }
     return sum;
   };

@@ -1,17 +1,15 @@
 #include <algorithm>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "common/engine/local_generator.h"
-#include "common/node/sampling_wire.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "services/router/placement/prefix_aware.h"
 #include "tests/support/faulty_channel.h"
+#include "tests/support/metrics_sum.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
 #include "tests/support/wrapped_model_runner.h"
@@ -22,7 +20,8 @@ namespace lynx {
 namespace {
 
 using ::lynx::testing::FaultyChannel;
-using ::lynx::testing::LoadEngine;
+using ::lynx::testing::LoneEngine;
+using ::lynx::testing::MetricsSum;
 using ::lynx::testing::PlainSampling;
 using ::lynx::testing::RecordingSink;
 using ::lynx::testing::SimCluster;
@@ -32,48 +31,15 @@ constexpr char kTinyMoe[] = "models/lynx-tiny-moe";
 constexpr char kGptOss[] = "tests/golden/variants/gpt-oss";  // Windows of 8 in two of three layers.
 constexpr char kHarsh[] = "lynx:alpha=1,beta=1,floor=0";
 
-// The sum of the series of a metrics page whose lines begin with `prefix`.
-double Sum(const std::string& page, const std::string& prefix) {
-  double sum = 0;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(prefix)) sum += std::stod(line.substr(line.rfind(' ')));
-  }
-  return sum;
-}
-
 double Tokens(SimCluster& cluster, const std::string& node, const std::string& source) {
-  return Sum(cluster.Metrics(node),
-             "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"" + source);
+  return MetricsSum(
+      cluster.Metrics(node),
+      "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"" + source);
 }
 
 double Mismatches(SimCluster& cluster, const std::string& node) {
-  return Sum(cluster.Metrics(node), "lynx_kv_transfer_prefix_mismatches_total");
+  return MetricsSum(cluster.Metrics(node), "lynx_kv_transfer_prefix_mismatches_total");
 }
-
-// What one process alone answers.
-class Alone {
- public:
-  explicit Alone(SimCluster::Options options) {
-    options.kv_blocks = 256;
-    engine_ = LoadEngine(options);
-  }
-  std::vector<TokenId> Answer(const std::vector<TokenId>& prompt,
-                              const proto::SamplingParams& sampling) {
-    const engine::GenerateRequest request = {prompt, node::SamplingFromWire(sampling)};
-    auto result = engine::Generate(*engine_, std::span(&request, 1),
-                                   {.max_context_tokens = 2048,
-                                    .max_chunk_tokens = engine_->options().max_step_rows,
-                                    .max_sequences = 1});
-    EXPECT_TRUE(result.ok()) << result.status();
-    std::vector<TokenId> ids;
-    for (const engine::SampledToken& token : result->front().output) ids.push_back(token.id);
-    return ids;
-  }
-
- private:
-  std::unique_ptr<engine::Engine> engine_;
-};
 
 void Append(std::vector<TokenId>& text, size_t tokens, std::mt19937& rng) {
   for (size_t i = 0; i < tokens; ++i) text.push_back(static_cast<TokenId>(rng() % 97));
@@ -106,7 +72,7 @@ double Talk(const SimCluster::Options& options, const TalkOptions& talk, uint32_
   SCOPED_TRACE(::testing::Message() << options.model_dir << ", seed " << seed);
   std::mt19937 rng(seed);
   SimCluster cluster(options);
-  Alone alone(options);
+  LoneEngine alone(options);
   std::vector<std::vector<TokenId>> texts(static_cast<size_t>(talk.talks));
   for (size_t i = 0; i < texts.size(); ++i) {
     std::mt19937 beginning(static_cast<uint32_t>(i % 2));
@@ -157,7 +123,8 @@ double Talk(const SimCluster::Options& options, const TalkOptions& talk, uint32_
   EXPECT_LE(failed, talk.victims.empty() ? 0 : talk.talks * talk.turns / 2);
   double sent = 0;
   for (int i = 0; i < options.prefill; ++i) {
-    sent += Sum(cluster.Metrics("prefill-" + std::to_string(i)), "lynx_kv_transfer_bytes_total{");
+    sent += MetricsSum(cluster.Metrics("prefill-" + std::to_string(i)),
+                       "lynx_kv_transfer_bytes_total{");
   }
   for (int i = 0; i < options.decode; ++i) {
     const std::string node = "decode-" + std::to_string(i);
@@ -224,7 +191,7 @@ TEST(PrefixClusterTest, AHashThatLiesCostsTimeOnly) {
     return wrapped;
   };
   SimCluster cluster(options);
-  Alone alone(options);
+  LoneEngine alone(options);
   std::mt19937 rng(1);
   std::vector<TokenId> prompt;
   Append(prompt, 70, rng);
@@ -235,7 +202,7 @@ TEST(PrefixClusterTest, AHashThatLiesCostsTimeOnly) {
   const auto sampling = PlainSampling(30);
   EXPECT_EQ(Ask(cluster, prompt, sampling), alone.Answer(prompt, sampling));
   EXPECT_EQ(Mismatches(cluster, "decode-0"), 1);
-  EXPECT_EQ(Sum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
+  EXPECT_EQ(MetricsSum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
   EXPECT_EQ(Tokens(cluster, "decode-0", "held"), 0);
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
 }
@@ -282,7 +249,7 @@ class LossyTalk {
   std::vector<std::vector<TokenId>> texts;
 
  private:
-  Alone alone_;
+  LoneEngine alone_;
 };
 
 TEST(PrefixClusterTest, AnExactRequestGetsExactBlocksOnly) {
@@ -307,13 +274,13 @@ TEST(PrefixClusterTest, AnExactRequestThatWasHeldLossyBlocksStartsOver) {
   };
   LossyTalk talk(options);
   EXPECT_EQ(talk.AskOn("exact"), 0);
-  EXPECT_EQ(Sum(talk.cluster.RouterMetrics(), "lynx_router_retries_total"), 4);
+  EXPECT_EQ(MetricsSum(talk.cluster.RouterMetrics(), "lynx_router_retries_total"), 4);
 }
 
 // Whoever does not know a tenant's salt cannot tell by the time an answer takes what others asked.
 TEST(PrefixClusterTest, OnlyPromptsOfOneSaltShare) {
   SimCluster cluster({});
-  Alone alone({});
+  LoneEngine alone({});
   std::mt19937 rng(3);
   std::vector<TokenId> prompt;
   Append(prompt, 70, rng);
@@ -372,16 +339,17 @@ TEST(PrefixClusterTest, RoutersFollowWhatNodesHoldThroughABadControlPlane) {
   bad = false;
   cluster.Run(absl::Seconds(3));
   const auto reports = [&](size_t router, const std::string& result) {
-    return Sum(cluster.RouterMetrics(router),
-               "lynx_router_prefix_reports_total{result=\"" + result + "\"}");
+    return MetricsSum(cluster.RouterMetrics(router),
+                      "lynx_router_prefix_reports_total{result=\"" + result + "\"}");
   };
   double held = 0;
   for (const char* node : {"prefill-0", "prefill-1", "decode-0", "decode-1"}) {
-    held += Sum(cluster.Metrics(node), "lynx_kv_cached_blocks");  // One group: a block a prefix.
+    held +=
+        MetricsSum(cluster.Metrics(node), "lynx_kv_cached_blocks");  // One group: a block a prefix.
   }
   EXPECT_GT(held, 0);
   for (const size_t router : {0, 1}) {
-    EXPECT_EQ(Sum(cluster.RouterMetrics(router), "lynx_router_indexed_prefixes"), held);
+    EXPECT_EQ(MetricsSum(cluster.RouterMetrics(router), "lynx_router_indexed_prefixes"), held);
     EXPECT_GT(reports(router, "drift"), 0);
     EXPECT_GT(reports(router, "stale"), 0);
     EXPECT_EQ(reports(router, "malformed"), 0);
@@ -441,7 +409,7 @@ TEST(PrefixClusterTest, PromptsOfAnotherNumericClassAreNotSharedByExactRequests)
     return std::make_unique<OtherClassRunner>(std::move(model));
   };
   SimCluster cluster(options);
-  Alone alone(options);
+  LoneEngine alone(options);
   std::mt19937 rng(2);
   std::vector<TokenId> prompt;
   Append(prompt, 70, rng);
@@ -450,12 +418,12 @@ TEST(PrefixClusterTest, PromptsOfAnotherNumericClassAreNotSharedByExactRequests)
   cluster.Kill("prefill-0");
   cluster.Run(absl::Seconds(10));
   EXPECT_EQ(Ask(cluster, prompt, PlainSampling(9)), want);
-  EXPECT_EQ(Sum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
+  EXPECT_EQ(MetricsSum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
   EXPECT_EQ(Tokens(cluster, "decode-0", "held"), 0);
   prompt[0] ^= 1;  // Of this one decode has only what prefill-1 computed.
   EXPECT_EQ(Ask(cluster, prompt, PlainSampling(9)), alone.Answer(prompt, PlainSampling(9)));
   EXPECT_EQ(Ask(cluster, prompt, PlainSampling(9)), alone.Answer(prompt, PlainSampling(9)));
-  EXPECT_EQ(Sum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
+  EXPECT_EQ(MetricsSum(cluster.RouterMetrics(), "lynx_router_retries_total"), 1);
   EXPECT_EQ(Tokens(cluster, "decode-0", "held"), 0);
 }
 

@@ -5,8 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/engine/local_generator.h"
 #include "common/model/model_spec.h"
+#include "common/node/sampling_wire.h"
 #include "common/node/transfer_identity.h"
+#include "gtest/gtest.h"
 #include "services/router/placement/least_load.h"
 
 namespace lynx::testing {
@@ -83,6 +86,24 @@ std::unique_ptr<engine::Engine> NewEngine(const SimCluster::Options& options,
 
 std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
   return NewEngine(options, LoadRunner(options));
+}
+
+LoneEngine::LoneEngine(SimCluster::Options options) {
+  options.kv_blocks = 256;
+  engine_ = LoadEngine(options);
+}
+
+std::vector<TokenId> LoneEngine::Answer(const std::vector<TokenId>& prompt,
+                                        const proto::SamplingParams& sampling) {
+  const engine::GenerateRequest request = {prompt, node::SamplingFromWire(sampling)};
+  auto result = engine::Generate(*engine_, std::span(&request, 1),
+                                 {.max_context_tokens = 2048,
+                                  .max_chunk_tokens = engine_->options().max_step_rows,
+                                  .max_sequences = 1});
+  EXPECT_TRUE(result.ok()) << result.status();
+  std::vector<TokenId> ids;
+  for (const engine::SampledToken& token : result->front().output) ids.push_back(token.id);
+  return ids;
 }
 
 proto::SamplingParams PlainSampling(int32_t max_new_tokens) {

@@ -184,6 +184,17 @@ class SimCluster {
 // are compared with.
 std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options);
 
+// What such an engine answers by itself, with room for any of it.
+class LoneEngine {
+ public:
+  explicit LoneEngine(SimCluster::Options options);
+  std::vector<TokenId> Answer(const std::vector<TokenId>& prompt,
+                              const proto::SamplingParams& sampling);
+
+ private:
+  std::unique_ptr<engine::Engine> engine_;
+};
+
 // Greedy, unbounded, no end id: a base to change fields of.
 proto::SamplingParams PlainSampling(int32_t max_new_tokens);
 
