@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/collective/rendezvous.h"
+
+namespace lynx::collective {
+
+// The processes of one node, held together by TCP: rank 0, the leader, listens and the others come
+// to it. They find each other here before they can form a Communicator, the leader tells the others
+// what to do next, and every rank learns of the loss of any other while nothing else is going on.
+//
+// A rank is lost when its connection closes, or when nothing was heard of it for
+// Options::silence; a thread of the group's own sends a sign of life every few of those, so a rank
+// that only computes for long is not lost. Whoever loses one fails, and with the leader all do.
+//
+// Plain TCP: for a network that the operator trusts. The leader stops listening when all are there.
+//
+// Thread-safe. No call waits without end.
+class RankGroup {
+ public:
+  static constexpr size_t kMaxMessageBytes = size_t{256} << 20;
+  static constexpr size_t kMaxIdentityBytes = 2048;
+
+  struct Options {
+    int rank = 0;
+    int world = 1;
+    // host:port that the leader listens at; of the leader itself port 0 picks a free one.
+    std::string address;
+    // What must be alike on all ranks, for people to read. Others are refused.
+    std::string identity;
+    absl::Duration start_timeout = absl::Minutes(10);  // Of Join() and Reports(), from Create() on.
+    absl::Duration silence = absl::Milliseconds(1500);
+    // The group failed after Join(). Called once, on a thread of the group's own, which stays in
+    // there; the group is not to be destroyed meanwhile.
+    std::function<void(const absl::Status&)> on_lost = nullptr;
+    // Of the leader: somebody was not let in. Likewise.
+    std::function<void(const absl::Status&)> on_refused = nullptr;
+  };
+
+  // The leader listens when this returns.
+  //   InvalidArgument  rank, world, address or identity.
+  //   Unavailable      the address cannot be listened at.
+  static absl::StatusOr<std::unique_ptr<RankGroup>> Create(const Options& options);
+  // Leaves in good order.
+  ~RankGroup();
+  RankGroup(const RankGroup&) = delete;
+  RankGroup& operator=(const RankGroup&) = delete;
+
+  // Where the leader listens, with the real port. The leader's only.
+  std::string endpoint() const;
+
+  // Waits for all ranks, once.
+  //   DeadlineExceeded    ranks that did not come in time, named; or the leader cannot be reached.
+  //   InvalidArgument     the leader refuses this rank: its number, world or identity does not fit.
+  //   AlreadyExists       another process is this rank.
+  //   Unavailable         a rank was lost meanwhile.
+  absl::Status Join();
+
+  // After Join().
+  int rank() const;
+  int world() const;
+  // By which the other ranks reach this host.
+  std::string host() const;
+  // What one rank puts all get; for a communicator's Connect().
+  Rendezvous& rendezvous();
+
+  // The leader's: to all others, which Receive() it in order.
+  absl::Status Send(std::string_view message);
+  // The others': waits for the next message.
+  //   Cancelled  the leader has left in good order.
+  //   others     the group's failure.
+  absl::StatusOr<std::string> Receive();
+
+  // The others': tells the leader, once.
+  absl::Status Report(std::string_view text);
+  // The leader's: waits until all others have; by rank, that of rank 0 is empty.
+  //   DeadlineExceeded  names those that have not.
+  absl::StatusOr<std::vector<std::string>> Reports();
+
+  // Ends this rank's part, and with it the group: the others fail with `why`, or, if the leader
+  // leaves with OK, end in good order. OnLost is not called here any more.
+  void Leave(const absl::Status& why);
+
+ private:
+  class Impl;
+  explicit RankGroup(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lynx::collective

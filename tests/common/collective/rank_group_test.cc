@@ -1,0 +1,325 @@
+#include "common/collective/rank_group.h"
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mutex.h"
+#include "common/collective/frame_socket.h"
+#include "common/collective/gloo_communicator.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace lynx::collective {
+namespace {
+
+using ::lynx::testing::IsOk;
+using ::lynx::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// What a callback was told, once it was.
+class Told {
+ public:
+  void Set(const absl::Status& status) {
+    MutexLock lock(mu_);
+    status_ = status;
+    changed_.NotifyAll();
+  }
+  absl::Status Wait() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    MutexLock lock(mu_);
+    while (status_.ok()) {
+      if (!changed_.WaitUntil(mu_, deadline) && status_.ok()) return absl::OkStatus();
+    }
+    return status_;
+  }
+  bool told() {
+    MutexLock lock(mu_);
+    return !status_.ok();
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  absl::Status status_;
+};
+
+struct Rank {
+  Told lost;
+  Told refused;
+  std::unique_ptr<RankGroup> group;
+  absl::Status joined;
+
+  RankGroup::Options Options(int rank, int world, const std::string& address) {
+    return {.rank = rank,
+            .world = world,
+            .address = address,
+            .identity = "tp 2",
+            .start_timeout = kLong,
+            .silence = kLong,
+            .on_lost = [this](const absl::Status& status) { lost.Set(status); },
+            .on_refused = [this](const absl::Status& status) { refused.Set(status); }};
+  }
+  void Create(const RankGroup::Options& options) {
+    auto created = RankGroup::Create(options);
+    ASSERT_THAT(created, IsOk());
+    group = *std::move(created);
+  }
+};
+
+class RankGroupTest : public ::testing::Test {
+ protected:
+  void StartLeader(int world, absl::Duration start_timeout = kLong,
+                   absl::Duration silence = kLong) {
+    world_ = world;
+    RankGroup::Options options = leader_.Options(0, world, "127.0.0.1:0");
+    options.start_timeout = start_timeout;
+    options.silence = silence;
+    leader_.Create(options);
+  }
+  std::unique_ptr<Rank> Other(int rank) {
+    auto other = std::make_unique<Rank>();
+    other->Create(other->Options(rank, world_, leader_.group->endpoint()));
+    return other;
+  }
+  // A leader and all others, joined.
+  void Form(int world, absl::Duration silence = kLong) {
+    StartLeader(world, kLong, silence);
+    for (int rank = 1; rank < world; ++rank) others_.push_back(Other(rank));
+    JoinAll();
+    EXPECT_THAT(leader_.joined, IsOk());
+    for (const auto& other : others_) EXPECT_THAT(other->joined, IsOk());
+  }
+  void JoinAll() {
+    std::vector<std::thread> threads;
+    threads.emplace_back([this] { leader_.joined = leader_.group->Join(); });
+    for (const auto& other : others_) {
+      threads.emplace_back([rank = other.get()] { rank->joined = rank->group->Join(); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  int world_ = 0;
+  Rank leader_;
+  std::vector<std::unique_ptr<Rank>> others_;
+};
+
+TEST_F(RankGroupTest, TheLeaderTellsAllAndHearsOfEach) {
+  Form(3);
+  EXPECT_THAT(leader_.group->Send("first"), IsOk());
+  EXPECT_THAT(leader_.group->Send(std::string(3 << 20, 'x')), IsOk());
+  for (const auto& other : others_) {
+    EXPECT_EQ(other->group->Receive().value(), "first");
+    EXPECT_EQ(other->group->Receive().value(), std::string(3 << 20, 'x'));
+    EXPECT_THAT(other->group->Report(absl::StrCat("loaded ", other->group->rank())), IsOk());
+  }
+  EXPECT_THAT(leader_.group->Reports().value(), ElementsAre("", "loaded 1", "loaded 2"));
+}
+
+TEST_F(RankGroupTest, WhatOneRankPutsAllGet) {
+  Form(3);
+  EXPECT_THAT(others_[0]->group->rendezvous().Put("address", "here"), IsOk());
+  for (RankGroup* group : {leader_.group.get(), others_[0]->group.get(), others_[1]->group.get()}) {
+    EXPECT_EQ(group->rendezvous().Get("address", kLong).value(), "here");
+  }
+  EXPECT_THAT(others_[0]->group->rendezvous().Put("address", "there"),
+              StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(leader_.group->rendezvous().Get("nothing", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(RankGroupTest, CommunicatorsMeetInIt) {
+  Form(3);
+  std::vector<float> sums(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      RankGroup& group =
+          rank == 0 ? *leader_.group : *others_[static_cast<size_t>(rank) - 1]->group;
+      auto ranks = GlooCommunicator::Connect(
+          {.rank = rank, .size = 3, .address = group.host(), .timeout = kLong}, group.rendezvous());
+      ASSERT_THAT(ranks, IsOk());
+      float value = static_cast<float>(rank + 1);
+      EXPECT_THAT((*ranks)->AllReduceSum(std::span(&value, 1)), IsOk());
+      EXPECT_THAT((*ranks)->Barrier(), IsOk());
+      sums[static_cast<size_t>(rank)] = value;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(sums, ElementsAre(6, 6, 6));
+}
+
+TEST_F(RankGroupTest, AllHearWhichRanksDidNotCome) {
+  StartLeader(4, absl::Milliseconds(300));
+  others_.push_back(Other(2));
+  JoinAll();
+  const auto names_missing =
+      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("did not come within 300ms: 1, 3"));
+  EXPECT_THAT(leader_.joined, names_missing);
+  EXPECT_THAT(others_[0]->joined, names_missing);
+}
+
+TEST_F(RankGroupTest, AMissingLeaderIsNamed) {
+  Rank other;
+  RankGroup::Options options = other.Options(1, 2, "127.0.0.1:1");
+  options.start_timeout = absl::Milliseconds(200);
+  other.Create(options);
+  EXPECT_THAT(other.group->Join(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                            HasSubstr("rank 0 was not reached within 200ms")));
+}
+
+TEST_F(RankGroupTest, WhoDoesNotFitIsToldAndTheOthersGoOn) {
+  StartLeader(2);
+  const auto refusal = [&](int rank, int world, const std::string& identity) {
+    Rank stranger;
+    RankGroup::Options options = stranger.Options(rank, world, leader_.group->endpoint());
+    options.identity = identity;
+    stranger.Create(options);
+    const absl::Status status = stranger.group->Join();
+    EXPECT_EQ(leader_.refused.Wait().message(), status.message());
+    return status;
+  };
+  EXPECT_THAT(refusal(1, 4, "tp 2"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rank 1 is of a group of 4, rank 0 of one of 2")));
+  EXPECT_THAT(refusal(1, 2, "tp 2 f32"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("it has tp 2 f32"), HasSubstr("rank 0 has tp 2"))));
+  others_.push_back(Other(1));
+  JoinAll();
+  EXPECT_THAT(leader_.joined, IsOk());
+  EXPECT_THAT(others_[0]->joined, IsOk());
+}
+
+TEST_F(RankGroupTest, ASecondProcessOfOneRankIsRefused) {
+  StartLeader(3);
+  others_.push_back(Other(1));
+  others_.push_back(Other(1));
+  std::thread first([&] { others_[0]->joined = others_[0]->group->Join(); });
+  std::thread second([&] { others_[1]->joined = others_[1]->group->Join(); });
+  EXPECT_THAT(leader_.refused.Wait(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another process is rank 1")));
+  const auto last = Other(2);
+  std::thread third([&] { last->joined = last->group->Join(); });
+  EXPECT_THAT(leader_.group->Join(), IsOk());
+  for (std::thread* thread : {&first, &second, &third}) thread->join();
+  EXPECT_NE(others_[0]->joined.ok(), others_[1]->joined.ok());
+}
+
+TEST_F(RankGroupTest, ImpossibleRanksAndAddressesAreRefusedAtOnce) {
+  Rank rank;
+  EXPECT_THAT(RankGroup::Create(rank.Options(2, 2, "127.0.0.1:0")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 2 of a group of 2")));
+  EXPECT_THAT(RankGroup::Create(rank.Options(0, 2, "nowhere")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'nowhere'")));
+  rank.Create(rank.Options(1, 2, "127.0.0.1:99999"));
+  EXPECT_THAT(rank.group->Join(), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(RankGroupTest, GarbageDoesNotKeepTheRanksFromMeeting) {
+  StartLeader(2);
+  std::vector<std::unique_ptr<FrameSocket>> strangers;
+  for (const std::string& body : {std::string("GET / HTTP/1.1"), std::string(3, '\0')}) {
+    auto stranger = FrameSocket::Connect(leader_.group->endpoint(), kLong, kLong);
+    ASSERT_THAT(stranger, IsOk());
+    for (uint8_t kind = 0; kind < 12; ++kind) (*stranger)->Send(kind, body).IgnoreError();
+    strangers.push_back(*std::move(stranger));
+  }
+  others_.push_back(Other(1));
+  JoinAll();
+  EXPECT_THAT(leader_.joined, IsOk());
+  EXPECT_THAT(others_[0]->joined, IsOk());
+}
+
+TEST_F(RankGroupTest, AllFailWithTheReasonOfTheRankThatEnds) {
+  Form(3);
+  others_[1]->group->Leave(absl::ResourceExhaustedError("no memory"));
+  const auto reason =
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("rank 2 has ended: no memory"));
+  EXPECT_THAT(leader_.lost.Wait(), reason);
+  EXPECT_THAT(others_[0]->lost.Wait(), reason);
+  EXPECT_THAT(others_[0]->group->Receive(), reason);
+  EXPECT_THAT(leader_.group->Send("more"), reason);
+  EXPECT_THAT(leader_.group->Reports(), reason);
+  EXPECT_FALSE(others_[1]->lost.told());
+}
+
+TEST_F(RankGroupTest, TheOthersEndWithTheirLeaderInGoodOrder) {
+  Form(3);
+  EXPECT_THAT(leader_.group->Send("last"), IsOk());
+  leader_.group = nullptr;
+  for (const auto& other : others_) {
+    EXPECT_EQ(other->group->Receive().value(), "last");
+    EXPECT_THAT(other->group->Receive(), StatusIs(absl::StatusCode::kCancelled));
+    EXPECT_FALSE(other->lost.told());
+  }
+}
+
+// Comes as a rank, and says nothing more.
+std::unique_ptr<FrameSocket> Silent(const std::string& address, uint32_t rank, uint32_t world) {
+  auto socket = FrameSocket::Connect(address, kLong, kLong);
+  EXPECT_THAT(socket, IsOk());
+  std::string hello;
+  for (const uint32_t value : {uint32_t{0x314b4e52}, rank, world}) {
+    hello.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  EXPECT_THAT((*socket)->Send(1, hello + "tp 2"), IsOk());
+  return *std::move(socket);
+}
+
+TEST_F(RankGroupTest, ARankThatFallsSilentIsLostForAll) {
+  StartLeader(3, kLong, absl::Seconds(1));
+  // Keeps silent once the group has formed; until then it would only be asked to come again.
+  const auto silent = Silent(leader_.group->endpoint(), 2, 3);
+  others_.push_back(Other(1));
+  JoinAll();
+  EXPECT_THAT(leader_.joined, IsOk());
+  const auto reason = StatusIs(absl::StatusCode::kUnavailable,
+                               HasSubstr("rank 2 is lost: nothing was heard of it for 1s"));
+  EXPECT_THAT(leader_.lost.Wait(), reason);
+  EXPECT_THAT(others_[0]->lost.Wait(), reason);
+}
+
+TEST_F(RankGroupTest, ARankWhoseConnectionClosesIsLostForAll) {
+  StartLeader(3);
+  auto dying = Silent(leader_.group->endpoint(), 2, 3);
+  others_.push_back(Other(1));
+  JoinAll();
+  EXPECT_THAT(leader_.joined, IsOk());
+  dying = nullptr;
+  const auto reason = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 2 is lost"));
+  EXPECT_THAT(leader_.lost.Wait(), reason);
+  EXPECT_THAT(others_[0]->lost.Wait(), reason);
+}
+
+TEST_F(RankGroupTest, ALeaderThatFallsSilentIsLost) {
+  auto listener = ListenSocket::Open("127.0.0.1:0");
+  ASSERT_THAT(listener, IsOk());
+  Rank other;
+  RankGroup::Options options = other.Options(1, 2, (*listener)->endpoint());
+  options.silence = absl::Milliseconds(200);
+  other.Create(options);
+  std::unique_ptr<FrameSocket> leader;
+  std::thread accepting([&] {
+    while (leader == nullptr) leader = (*listener)->Accept(kLong);
+    EXPECT_THAT(leader->Send(4, ""), IsOk());  // All are there.
+  });
+  EXPECT_THAT(other.group->Join(), IsOk());
+  accepting.join();
+  EXPECT_THAT(other.lost.Wait(), StatusIs(absl::StatusCode::kUnavailable,
+                                          HasSubstr("rank 0 is lost: nothing was heard")));
+  EXPECT_THAT(other.group->Receive(), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+}  // namespace
+}  // namespace lynx::collective
