@@ -179,7 +179,8 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
                  .blocks = taken,
                  .lease = lease_time,
                  .held_tokens = held_tokens,
-                 .exact_tokens = found.exact_tokens};
+                 .exact_tokens = found.exact_tokens,
+                 .claim = {.priority = request.priority(), .tenant = request.tenant()}};
   granted_blocks_ += taken;
   ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
@@ -264,7 +265,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   metrics_.prompt_tokens_transferred.Increment(prompt_tokens - granted.held_tokens);
   metrics_.prompt_tokens_held.Increment(granted.held_tokens);
   scheduler_.Add(id, prompt_tokens + 1, end_block,
-                 prefixes_.has_value() ? prompt_tokens / kv::kBlockTokens : 0);
+                 prefixes_.has_value() ? prompt_tokens / kv::kBlockTokens : 0, granted.claim);
   Stream& stream = streams_[id];
   stream.router = adopted.router;
   stream.adopted = loop_.Now();

@@ -133,6 +133,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
     absl::Duration lease;
     int32_t held_tokens = 0;   // A prefix that is here, ...
     int32_t exact_tokens = 0;  // ... and of its rows those that are exact.
+    Claim claim;
   };
   std::map<SequenceId, Granted> grants_;  // Not adopted yet; the receiver holds their leases.
   int64_t granted_blocks_ = 0;

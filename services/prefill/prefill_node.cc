@@ -140,7 +140,9 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   const absl::Status queued = scheduler_.Add({.id = id,
                                               .tokens = tokens,
                                               .deadline = deadline,
-                                              .all_logits = request.sampling().prompt_logprobs()});
+                                              .all_logits = request.sampling().prompt_logprobs(),
+                                              .priority = request.priority(),
+                                              .tenant = request.tenant()});
   if (!queued.ok()) {
     return Refuse(router, id, Refused::REASON_BUSY, std::string(queued.message()));
   }

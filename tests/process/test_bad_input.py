@@ -49,6 +49,7 @@ def chat(**fields):
     "stop_token_ids": [[VOCABULARY], [-1], "5", [2**63]],
     "prompt": [None, 5, {}, [[]], [], [-1], [VOCABULARY], [2**32 - 1], [2**63], [2**70], [1.5], ["a", 5], [[1], "a"]],
     "suffix": ["x"],
+    "priority": [-1, 1001, "1", 1.5, True],
     "best_of": [2],
     "model": [5, None, ""],
 }.items())

@@ -17,24 +17,39 @@ DecodeScheduler::DecodeScheduler(const Options& options) : options_(options) {
              options.pool_blocks > 0);
 }
 
-void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end) {
+void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end,
+                          const Claim& claim) {
   LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= end_block &&
              shared_end <= end_block);
+  if (!by_rank_.empty()) {
+    // Nobody who comes ranks before all who are here, so that the first of a priority ends.
+    const auto least = std::min_element(
+        by_rank_.begin(), by_rank_.end(),
+        [](const auto& a, const auto& b) { return a.first.place < b.first.place; });
+    shares_.Advance(least->first.place);
+  }
+  const Rank rank = {
+      .priority = claim.priority, .place = shares_.Place(claim.tenant), .age = next_age_++};
   Entry entry = {.tokens = tokens,
                  .computed = tokens - 1,
                  .end_block = end_block,
                  .shared_end = shared_end,
-                 .has_blocks = true};
+                 .has_blocks = true,
+                 .tenant = claim.tenant,
+                 .charged = tokens};
   entry.own_blocks = options_.groups.BlocksHeld(entry.computed, end_block) -
                      options_.groups.BlocksHeld(entry.computed, shared_end);
-  by_age_[next_age_] = {id, entry};
-  entries_[id] = next_age_++;
+  by_rank_[rank] = {id, entry};
+  entries_[id] = rank;
+  shares_.Charge(claim.tenant, tokens);
 }
 
 void DecodeScheduler::Remove(SequenceId id) {
   auto it = entries_.find(id);
   if (it == entries_.end()) return;
-  by_age_.erase(it->second);
+  auto sequence = by_rank_.find(it->second);
+  shares_.Serve(sequence->second.second.charged);
+  by_rank_.erase(sequence);
   entries_.erase(it);
 }
 
@@ -72,25 +87,28 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
   int32_t rows = options_.step_rows;
   const auto preempt = [&](SequenceId id, Entry& entry) {
     free_blocks += leases.Preempt(id);
-    entry = {.tokens = entry.tokens, .recomputing = true};
+    entry.computed = entry.end_block = entry.shared_end = 0;
+    entry.own_blocks = 0;
+    entry.has_blocks = false;
+    entry.recomputing = true;
   };
-  // Takes blocks from the youngest sequences younger than `age` until `need` are free.
-  const auto make_room = [&](uint64_t age, int64_t need) {
-    for (auto it = by_age_.rbegin(); it != by_age_.rend() && it->first > age && free_blocks < need;
-         ++it) {
+  // Takes blocks from the last in rank, of those behind `rank`, until `need` are free.
+  const auto make_room = [&](const Rank& rank, int64_t need) {
+    for (auto it = by_rank_.rbegin();
+         it != by_rank_.rend() && it->first > rank && free_blocks < need; ++it) {
       auto& [id, entry] = it->second;
       if (entry.has_blocks) preempt(id, entry);
     }
     return free_blocks >= need;
   };
 
-  for (auto& [age, sequence] : by_age_) {
+  for (auto& [rank, sequence] : by_rank_) {
     auto& [id, entry] = sequence;
     if (batch == options_.max_batch || rows == 0) break;
     // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
     int64_t change =
         entry.has_blocks ? OwnBlocks(entry) - entry.own_blocks : BlocksToRecompute(entry.tokens);
-    if (change > 0 && !make_room(age, change)) {
+    if (change > 0 && !make_room(rank, change)) {
       if (!entry.has_blocks) break;  // Waits for room; those behind it wait too.
       preempt(id, entry);
       break;
@@ -122,12 +140,15 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
 void DecodeScheduler::OnToken(SequenceId id) {
   auto it = entries_.find(id);
   if (it == entries_.end()) return;
-  ++by_age_[it->second].second.tokens;
+  Entry& entry = by_rank_.at(it->second).second;
+  ++entry.tokens;
+  shares_.Charge(entry.tenant, 1);
+  shares_.Serve(1);
 }
 
 int32_t DecodeScheduler::headroom_blocks() const {
   int64_t headroom = 0;
-  for (const auto& [age, sequence] : by_age_) {
+  for (const auto& [rank, sequence] : by_rank_) {
     const Entry& entry = sequence.second;
     // One more block in each group for each that runs, everything a preempted one must get back.
     headroom += entry.has_blocks ? options_.groups.count() : BlocksToRecompute(entry.tokens);
@@ -137,7 +158,7 @@ int32_t DecodeScheduler::headroom_blocks() const {
 
 int32_t DecodeScheduler::running() const {
   int32_t ready = 0;
-  for (const auto& [age, sequence] : by_age_) {
+  for (const auto& [rank, sequence] : by_rank_) {
     if (sequence.second.has_blocks && !sequence.second.recomputing) ++ready;
   }
   return std::min(ready, options_.max_batch);
@@ -145,7 +166,7 @@ int32_t DecodeScheduler::running() const {
 
 int32_t DecodeScheduler::preempted() const {
   int32_t count = 0;
-  for (const auto& [age, sequence] : by_age_) count += sequence.second.recomputing ? 1 : 0;
+  for (const auto& [rank, sequence] : by_rank_) count += sequence.second.recomputing ? 1 : 0;
   return count;
 }
 

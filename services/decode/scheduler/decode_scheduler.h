@@ -1,23 +1,36 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
+#include "common/base/fair_share.h"
 #include "common/kv/kv_layout.h"
 
 namespace lynx::decode {
 
 using SequenceId = uint64_t;
 
+// Whose a sequence is.
+struct Claim {
+  int32_t priority = 0;
+  TenantId tenant = 0;
+};
+
 // Decides which sequences the next step advances, which get another block, and which must give
 // their blocks up.
 //
 // Continuous batching: sequences join and leave between steps. Blocks are granted for the prompt
 // and one more, grow as tokens come and return as windows pass, so the pool can run out; then the
-// youngest sequence is preempted: it loses its blocks, and its tokens are recomputed when room
-// returns. The oldest always advances, and no sequence is admitted that could not fit alone, so
-// every one ends.
+// last in rank is preempted: it loses its blocks, and its tokens are recomputed when room returns.
+// The first in rank always advances, and no sequence is admitted that could not fit alone, so every
+// one ends.
+//
+// The lower priority ranks first, always. Among equal ones each tenant has an equal share: the more
+// tokens it has here already, the further back its next sequence ranks. Those of one tenant rank in
+// order of arrival. A rank never changes, so no two sequences take turns in preempting each other.
 //
 // Blocks that sequences may share with each other (a prefix) are not counted as the sequence's own:
 // only whoever holds the leases knows what comes free when one lets go of them.
@@ -64,10 +77,10 @@ class DecodeScheduler {
 
   explicit DecodeScheduler(const Options& options);
 
-  // Adds a sequence after those already here: `tokens` known tokens (prompt and sampled ones), all
-  // KV that the last one attends to in tables that reach to `end_block`. Blocks before
-  // `shared_end` may be shared.
-  void Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end = 0);
+  // Adds a sequence: `tokens` known tokens (prompt and sampled ones), all KV that the last one
+  // attends to in tables that reach to `end_block`. Blocks before `shared_end` may be shared.
+  void Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end = 0,
+           const Claim& claim = {});
 
   // Forgets a sequence; its blocks are the caller's to release. Unknown ids are ignored.
   void Remove(SequenceId id);
@@ -87,6 +100,12 @@ class DecodeScheduler {
   int32_t preempted() const;  // Without blocks or still recomputing.
 
  private:
+  struct Rank {
+    int32_t priority = 0;
+    double place = 0;  // Of its tenant, when it came.
+    uint64_t age = 0;  // Order of arrival.
+    friend auto operator<=>(const Rank&, const Rank&) = default;
+  };
   struct Entry {
     int32_t tokens = 0;      // Known tokens.
     int32_t computed = 0;    // Tokens whose KV is in place; tokens - 1 when ready to decode.
@@ -95,6 +114,8 @@ class DecodeScheduler {
     int64_t own_blocks = 0;  // Held, those that may be shared not counted.
     bool has_blocks = false;
     bool recomputing = false;
+    TenantId tenant = 0;
+    int32_t charged = 0;  // Tokens that its tenant was charged when it came.
   };
   // What the entry is to hold of its own in the next step; its tables then reach to
   // entry.end_block.
@@ -105,8 +126,9 @@ class DecodeScheduler {
   int64_t Resume(SequenceId id, Entry& entry, int64_t free_blocks, Leases& leases) const;
 
   const Options options_;
-  std::map<uint64_t, std::pair<SequenceId, Entry>> by_age_;  // Order of arrival.
-  std::map<SequenceId, uint64_t> entries_;                   // Id to age key.
+  std::map<Rank, std::pair<SequenceId, Entry>> by_rank_;
+  std::map<SequenceId, Rank> entries_;
+  FairShare shares_;  // In tokens.
   uint64_t next_age_ = 1;
 };
 

@@ -1,6 +1,7 @@
 #include "services/prefill/scheduler/prefill_scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,7 +46,8 @@ bool PrefillScheduler::Start(Job& job, const StartFunction& start, Budget& budge
   if (job.started) return true;
   if (budget.denials == 0) return false;
   const auto older_in_need = [&](const Job& other) {
-    return other.denied && !other.started && other.arrival < job.arrival;
+    return other.denied && !other.started && other.arrival < job.arrival &&
+           other.prompt.priority <= job.prompt.priority;
   };
   for (const Job& other : jobs_) {
     if (older_in_need(other) && other.overtaken_by + job.prompt.tokens > other.prompt.tokens) {
@@ -80,16 +82,30 @@ void PrefillScheduler::Give(Job& job, int32_t most_rows, Budget& budget) {
 std::vector<PrefillScheduler::Chunk> PrefillScheduler::Next(
     absl::Time now, const StepTime& step_time,
     const std::function<std::optional<int32_t>(SequenceId)>& start) {
+  if (jobs_.empty()) return {};
+  const int32_t lowest = std::min_element(jobs_.begin(), jobs_.end(), [](auto& a, auto& b) {
+                           return a.prompt.priority < b.prompt.priority;
+                         })->prompt.priority;
+  const auto has_share = [&](const Job& job) { return job.prompt.priority == lowest; };
+  // Those of higher numbers, who stand still meanwhile, do not hold virtual time back.
+  double least = std::numeric_limits<double>::infinity();
+  for (const Job& job : jobs_) {
+    if (has_share(job)) least = std::min(least, shares_.Place(job.prompt.tenant));
+  }
+  shares_.Advance(least);
   std::vector<Turn> turns;
   turns.reserve(jobs_.size());
   for (const Job& job : jobs_) {
-    turns.push_back(
-        {.arrival = job.arrival, .rows_left = job.left(), .deadline = job.prompt.deadline});
+    turns.push_back({.arrival = job.arrival,
+                     .priority = job.prompt.priority,
+                     .place = shares_.Place(job.prompt.tenant),
+                     .rows_left = job.left(),
+                     .deadline = job.prompt.deadline});
   }
   Budget budget = {.rows = options_.step_rows, .logits = options_.step_logits};
-  if (!jobs_.empty()) Start(jobs_.front(), start, budget);
-  const auto oldest =
-      std::find_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.started; });
+  Start(*std::find_if(jobs_.begin(), jobs_.end(), has_share), start, budget);
+  const auto oldest = std::find_if(jobs_.begin(), jobs_.end(),
+                                   [&](const Job& job) { return job.started && has_share(job); });
   if (oldest != jobs_.end()) {
     Give(*oldest, std::max(1, options_.step_rows / kShareOfOldest), budget);
   }
@@ -104,6 +120,7 @@ std::vector<PrefillScheduler::Chunk> PrefillScheduler::Next(
     chunks.push_back({job.prompt.id, job.computed, rows, rows == job.left()});
     job.computed += rows;
     queued_tokens_ -= rows;
+    shares_.Charge(job.prompt.tenant, rows);
   }
   std::erase_if(jobs_, [](const Job& job) { return job.left() == 0; });
   return chunks;

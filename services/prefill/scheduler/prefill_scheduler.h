@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/fair_share.h"
 #include "common/base/step_time.h"
 
 namespace lynx::prefill {
@@ -17,12 +18,14 @@ using SequenceId = uint64_t;
 // Decides which prompt tokens the next step computes: prompts cut into chunks so that a step stays
 // within its row budget. Several prompts share a step.
 //
-// Nobody starves. The oldest prompt under way has a fixed share of every step, so it ends within a
-// bounded number of steps whatever arrives, and then the next is the oldest. The other rows go by
-// TurnOrder, the shortest first: a short prompt does not wait for the long ones before it.
+// Within a priority nobody starves. The oldest prompt under way of the lowest there is has a fixed
+// share of every step, so it ends within a bounded number of steps whatever arrives, and then the
+// next is the oldest. The other rows go by TurnOrder: tenants in turn, and the shortest first, so
+// that a short prompt does not wait for the long ones before it.
 //
 // A prompt under way has all the blocks it will need. One for which there is no room may be
-// overtaken by younger prompts, together as long as it is itself; then they wait behind it.
+// overtaken by younger prompts, together as long as it is itself; then they wait behind it, except
+// those of a lower priority.
 //
 // Pure bookkeeping; owns no memory, knows no tokens. Not thread-safe.
 class PrefillScheduler {
@@ -41,6 +44,8 @@ class PrefillScheduler {
     int32_t tokens = 0;
     absl::Time deadline = absl::InfiniteFuture();
     bool all_logits = false;  // Every row's logits are wanted and not just the last one's.
+    int32_t priority = 0;     // Lower goes first, always.
+    TenantId tenant = 0;
   };
 
   // Rows of one prompt in the next step.
@@ -99,6 +104,7 @@ class PrefillScheduler {
 
   const Options options_;
   std::deque<Job> jobs_;  // Order of arrival; a prompt leaves with its last chunk.
+  FairShare shares_;      // In rows.
   int64_t next_arrival_ = 1;
   int64_t queued_tokens_ = 0;
 };

@@ -35,8 +35,8 @@ std::vector<size_t> TurnOrder(std::span<const Turn> turns, const StepTime& step_
     const Turn& turn = turns[i];
     const bool due = urgency[i] == Urgency::kDue;
     const bool hopeless = urgency[i] == Urgency::kHopeless;
-    return std::tuple(urgency[i], due ? turn.deadline : absl::InfinitePast(),
-                      hopeless ? 0 : turn.rows_left, turn.arrival);
+    return std::tuple(turn.priority, urgency[i], due ? turn.deadline : absl::InfinitePast(),
+                      turn.place, hopeless ? 0 : turn.rows_left, turn.arrival);
   };
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return order;

@@ -301,6 +301,19 @@ absl::Status ReadCacheSalt(const Json& body, ApiRequest& out) {
   return absl::OkStatus();
 }
 
+// Whose request it is and how soon it is wanted, as vLLM has it: lower is earlier. Nobody gets
+// ahead of those who say nothing, so that clients need not be trusted with it.
+absl::Status ReadClaim(const Json& body, ApiRequest& out) {
+  std::optional<int64_t> priority;
+  LYNX_RETURN_IF_ERROR(ReadInteger(body, "priority", 0, 1000, priority));
+  out.priority = static_cast<int32_t>(priority.value_or(0));
+  for (const char* name : {"user", "safety_identifier"}) {
+    const Json* value = Find(body, name);
+    if (value != nullptr && value->is_string()) out.end_user = value->get<std::string>();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadModel(const Json& body, const RequestLimits& limits, std::string& out) {
   const Json* value = Find(body, "model");
   if (value == nullptr) return FieldError("model", "'model' is required");
@@ -506,6 +519,7 @@ absl::Status ReadLogprobs(const Json& body, const RequestLimits& limits, ApiRequ
 }
 
 absl::Status ReadStreaming(const Json& body, ApiRequest& out) {
+  LYNX_RETURN_IF_ERROR(ReadClaim(body, out));
   LYNX_RETURN_IF_ERROR(ReadBool(body, "stream", out.stream));
   const Json* options = Find(body, "stream_options");
   if (options == nullptr) return absl::OkStatus();

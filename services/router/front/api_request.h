@@ -72,6 +72,8 @@ struct ApiRequest {
   int n = 1;
   std::vector<std::string> stop;
   std::optional<int> logprobs;  // Alternatives per token; 0: the chosen token's alone.
+  int32_t priority = 0;         // Lower goes first; a client may only step back.
+  std::string end_user;         // `safety_identifier`, else `user`; empty: not told.
   bool echo = false;
   bool stream = false;
   bool include_usage = false;

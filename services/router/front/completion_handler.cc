@@ -13,6 +13,7 @@
 #include "common/telemetry/log.h"
 #include "services/router/front/api_error.h"
 #include "services/router/front/api_response.h"
+#include "services/router/front/tenant.h"
 
 namespace lynx::router {
 namespace {
@@ -186,6 +187,7 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
   }
   prepared->request_id = request_id;
   prepared->received = received;
+  prepared->tenant = TenantOf(request, prepared->request.end_user);
 
   // Shared only because a task of the loop must be copyable.
   const uint64_t key = RandomId();

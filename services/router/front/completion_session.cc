@@ -103,6 +103,8 @@ void CompletionSession::Start(std::function<void()> finished) {
     }
     sequence.request_id = prepared_.head.id;
     sequence.cache_salt = request.cache_salt;
+    sequence.priority = request.priority;
+    sequence.tenant = prepared_.tenant;
     auto id = context_.service.Start(std::move(sequence), *choice);
     if (!id.ok()) {
       Fail(id.status(), absl::Seconds(1), /*work_begun=*/false);

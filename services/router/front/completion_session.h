@@ -35,6 +35,7 @@ struct PreparedRequest {
   ResponseHead head;
   std::string request_id;  // What the client calls it; for headers and logs only.
   absl::Time received;     // On the loop's clock.
+  TenantId tenant = 0;
 };
 
 // One client request from its first sequence to the last byte of its answer.

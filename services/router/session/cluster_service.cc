@@ -128,13 +128,29 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
   }
   const SequenceId id = draw_id_();
   LYNX_CHECK(!entries_.contains(id));
-  if (absl::Status entered = admission_.Enter(id, now, entry->ticket); !entered.ok()) {
+  const SequenceRequest& its = entry->session.request();
+  std::optional<SequenceId> displaced;
+  if (absl::Status entered = admission_.Enter({.id = id,
+                                               .priority = its.priority,
+                                               .tenant = its.tenant,
+                                               .tokens = static_cast<int64_t>(its.prompt.size())},
+                                              now, entry->ticket, displaced);
+      !entered.ok()) {
     return reject(Rejection::kQueueFull, std::move(entered));
   }
   Watch(id, *entries_.emplace(id, std::move(entry)).first->second);
+  if (displaced.has_value()) Displace(*displaced);
   Pump();
   UpdateGauges();
   return id;
+}
+
+void ClusterService::Displace(SequenceId id) {
+  SequenceSession& session = entries_.at(id)->session;
+  metrics_.LeftQueue(QueueOutcome::kDisplaced, loop_.Now() - session.times().queued);
+  metrics_.Rejected(Rejection::kDisplaced);
+  Apply(id, session.OnDisplaced(absl::ResourceExhaustedError(
+                "the queue is full, and of requests that go before this one")));
 }
 
 void ClusterService::Cancel(SequenceId id) {
@@ -304,6 +320,10 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
     return;
   }
 
+  const size_t got =
+      effects.tokens.size() + (effects.first.has_value() && effects.first->has_token() ? 1 : 0);
+  if (got > 0) admission_.Used(request.tenant, static_cast<int64_t>(got));
+
   // Everything is consistent from here on, as a sink may call back into this object.
   if (effects.first.has_value()) {
     entry.sink.OnFirstToken(*effects.first);
@@ -409,6 +429,8 @@ void ClusterService::PlacePrefill(SequenceId id) {
     prefill.set_cache_salt(session.request().cache_salt);
     prefill.set_deadline_ms(Milliseconds(
         std::min(session.request().deadline - now, options_.session.first_token_timeout)));
+    prefill.set_priority(session.request().priority);
+    prefill.set_tenant(session.request().tenant);
     if (!nodes_.Send(node, std::move(envelope)).ok()) {
       resting_.insert(node);
       continue;
@@ -431,7 +453,7 @@ void ClusterService::SchedulePump() {
 }
 
 void ClusterService::Pump() {
-  // Strictly in order of arrival, so that no size of request starves; but one that fits no ready
+  // Strictly in the queue's order, so that no size of request starves; but one that fits no ready
   // pair at all waits aside, or it would hold up everyone until its time is over.
   auto next = admission_.queue().begin();
   while (admission_.may_dispatch() && next != admission_.queue().end()) {
@@ -482,6 +504,8 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
       reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
     }
     reserve.set_policy(request.sampling.policy());
+    reserve.set_priority(request.priority);
+    reserve.set_tenant(request.tenant);
     if (!nodes_.Send(*node, std::move(envelope)).ok()) {
       resting_.insert(*node);
       continue;

@@ -79,7 +79,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     const std::vector<kv::PrefixHash> prefix;
     SequenceSink& sink;
     const absl::Time arrived;
-    AdmissionQueue::Ticket ticket = 0;
+    AdmissionQueue::Ticket ticket;
     uint64_t wire_id = 0;                         // As in wires_.
     absl::Time watched = absl::InfiniteFuture();  // As in deadlines_; infinite: not in it.
     NodeId listed_at = 0;                         // As in at_decode_, with wire_id.
@@ -100,6 +100,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   PlacementRequest Placement(const Entry& entry) const;
   // From now to the first token of a sequence that came now, as far as nodes have told enough.
   absl::Duration PredictedTtft(const Entry& entry) const;
+  // Ends one for whom the queue has no place any more.
+  void Displace(SequenceId id);
   DecodeCandidate Decode(const Member& member, const Entry& entry) const;
   PrefillCandidate Prefill(const Member& member, const Entry& entry) const;
   // Dispatches from the queue while there is room; never calls a sink.

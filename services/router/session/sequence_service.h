@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/dtype.h"
+#include "common/base/fair_share.h"
 #include "common/proto/control.pb.h"
 
 namespace lynx::router {
@@ -22,6 +23,8 @@ struct SequenceRequest {
   absl::Time deadline = absl::InfiniteFuture();
   std::string request_id = {};  // For logs only.
   std::string cache_salt = {};  // Shares KV with prompts of the same salt only.
+  int32_t priority = 0;         // Lower goes first, wherever there is a queue.
+  TenantId tenant = 0;          // Those of one priority share fairly.
 };
 
 // How a sequence ended.

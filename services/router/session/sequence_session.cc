@@ -336,6 +336,13 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
   return effects;
 }
 
+SequenceSession::Effects SequenceSession::OnDisplaced(absl::Status status) {
+  LYNX_CHECK(state_ == SequenceState::kQueued);
+  Effects effects;
+  Fail(std::move(status), effects);
+  return effects;
+}
+
 SequenceSession::Effects SequenceSession::OnCancel() {
   Effects effects;
   CancelAttempt(effects);

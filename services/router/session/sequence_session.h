@@ -52,6 +52,7 @@ const char* Name(RetryReason reason);
 //   wait too long      end (5)    retry             retry               fail
 //   hole too long (3)  -          -                 retry               fail
 //   request deadline   end        end               end                 end   (DeadlineExceeded)
+//   displaced          end        -                 -                   -
 //   client cancels     Done       Done, silent; what was placed is cancelled on its nodes
 //
 //   (1) Busy and not ready say "not now, not there": back to the queue, which looks elsewhere. Too
@@ -134,6 +135,8 @@ class SequenceSession {
   // Call when deadline() has passed. `queue_status`: what a client hears whose sequence was not
   // placed in time.
   Effects OnDeadline(const absl::Status& queue_status, absl::Time now);
+  // Others go before it and the queue is full.
+  Effects OnDisplaced(absl::Status status);
   Effects OnCancel();
 
   // The earliest time something is overdue. Moves with every event, often later: keep a timer for

@@ -23,7 +23,7 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
           registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unknown_sequence"}})),
       ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})) {
   for (const char* reason :
-       {"queue_full", "queue_timeout", "late", "not_ready", "draining", "too_large"}) {
+       {"queue_full", "queue_timeout", "late", "not_ready", "draining", "too_large", "displaced"}) {
     rejections_.push_back(registry.AddCounter("lynx_router_rejections_total",
                                               "Sequences refused before work was done",
                                               {{"reason", reason}}));
@@ -32,7 +32,7 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
     sequences_.push_back(registry.AddCounter(
         "lynx_router_sequences_total", "Sequences that ended, by how", {{"outcome", outcome}}));
   }
-  for (const char* outcome : {"dispatched", "timeout", "cancelled", "failed"}) {
+  for (const char* outcome : {"dispatched", "timeout", "cancelled", "failed", "displaced"}) {
     queue_.push_back(
         registry.AddHistogram("lynx_router_queue_duration_seconds",
                               "Time in the router's queue, each time a sequence is in it",

@@ -14,10 +14,11 @@ enum class Rejection : uint8_t {
   kLate,
   kNotReady,
   kDraining,
-  kTooLarge
+  kTooLarge,
+  kDisplaced
 };
 enum class SequenceOutcome : uint8_t { kFinished, kFailed, kCancelled, kRejected };
-enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed };
+enum class QueueOutcome : uint8_t { kDispatched, kTimeout, kCancelled, kFailed, kDisplaced };
 enum class Stage : uint8_t { kQueue, kGivenUp, kReserve, kPrefill, kKvTransfer, kDecodeWait };
 
 // The series of ClusterService. Every one exists from the start.

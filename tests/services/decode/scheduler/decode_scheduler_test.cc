@@ -102,6 +102,27 @@ TEST(DecodeSchedulerTest, MoreThanABatchWaitsItsTurnInOrderOfArrival) {
   EXPECT_EQ(scheduler.Next(6, leases).work.back().id, 3u);
 }
 
+TEST(DecodeSchedulerTest, TheHigherPriorityNumberGivesItsBlocksUpFirst) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 8, .pool_blocks = 4});
+  scheduler.Add(1, 10, 1, 0, {.priority = 3});
+  scheduler.Add(2, 30, 2);
+  scheduler.Add(3, 17, 1);  // Needs another block.
+  Counts leases({{1, 1}, {2, 2}, {3, 1}});
+  const auto step = scheduler.Next(/*free_blocks=*/0, leases);
+  EXPECT_THAT(leases.preempted, ElementsAre(1));
+  EXPECT_THAT(step.change, ElementsAre(Pair(3, 1)));
+}
+
+TEST(DecodeSchedulerTest, TheTenantThatHasMoreGivesItsBlocksUpFirst) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 8, .pool_blocks = 4});
+  scheduler.Add(1, 17, 1, 0, {.tenant = 7});
+  scheduler.Add(2, 10, 1, 0, {.tenant = 7});
+  scheduler.Add(3, 30, 2, 0, {.tenant = 8});
+  Counts leases({{1, 1}, {2, 1}, {3, 2}});
+  scheduler.Next(/*free_blocks=*/0, leases);
+  EXPECT_THAT(leases.preempted, ElementsAre(2));
+}
+
 // A model of the pool: whatever arrives and ends, blocks are never over-committed, rows of each
 // sequence are contiguous, and every sequence reaches its end.
 TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) {
@@ -143,7 +164,9 @@ TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) 
           free -= blocks;
           const auto extra = static_cast<int32_t>(1 + rng() % 70);
           live[id] = {prompt + 1, prompt + 1 + extra, prompt, blocks};
-          scheduler.Add(id, prompt + 1, blocks);
+          scheduler.Add(id, prompt + 1, blocks, 0,
+                        {.priority = seed < 4 ? 0 : static_cast<int32_t>(rng() % 3),
+                         .tenant = seed < 3 ? 0 : rng() % 3});
         }
       }
       const auto step = scheduler.Next(free, leases);
@@ -271,7 +294,9 @@ void PlanForTables(const kv::KvGroups& groups, bool with_cache) {
           leases.Keep(model);
           live[id] = std::move(model);
           scheduler.Add(id, prompt + 1, static_cast<int32_t>(end),
-                        with_cache ? prompt / kv::kBlockTokens : 0);
+                        with_cache ? prompt / kv::kBlockTokens : 0,
+                        {.priority = seed % 2 == 0 ? 0 : static_cast<int32_t>(rng() % 3),
+                         .tenant = rng() % 3});
         }
       }
       const auto step = scheduler.Next(pool.free_blocks(), leases);

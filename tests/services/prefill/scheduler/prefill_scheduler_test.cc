@@ -33,6 +33,7 @@ using StartFunction = std::function<Computed(SequenceId)>;
 
 const StartFunction kAlways = [](SequenceId) { return Computed(0); };
 const absl::Time kNow = absl::FromUnixSeconds(1000);
+constexpr int32_t kRows = 16;  // Of a step, where it matters.
 
 std::vector<Chunk> Next(PrefillScheduler& scheduler, const StartFunction& start = kAlways) {
   return scheduler.Next(kNow, {}, start);
@@ -79,6 +80,59 @@ TEST(PrefillSchedulerTest, ADeadlineThatIsNearComesFirst) {
   ASSERT_TRUE(scheduler.Add({3, 5}).ok());
   EXPECT_THAT(scheduler.Next(kNow, step_time, kAlways),
               ElementsAre(Chunk{1, 0, 2, false}, Chunk{2, 0, 6, false}));
+}
+
+TEST(PrefillSchedulerTest, ALowerPriorityTakesAllThatItCanUse) {
+  PrefillScheduler scheduler({.step_rows = 8});
+  ASSERT_TRUE(scheduler.Add({.id = 1, .tokens = 20, .priority = 5}).ok());
+  ASSERT_TRUE(scheduler.Add({.id = 2, .tokens = 12}).ok());
+  EXPECT_THAT(Next(scheduler), ElementsAre(Chunk{2, 0, 8, false}));
+  EXPECT_THAT(Next(scheduler), ElementsAre(Chunk{1, 0, 4, false}, Chunk{2, 8, 4, true}));
+}
+
+TEST(PrefillSchedulerTest, WhoWaitsForRoomDoesNotHoldUpALowerPriority) {
+  PrefillScheduler scheduler({.step_rows = 8});
+  ASSERT_TRUE(scheduler.Add({.id = 1, .tokens = 4, .priority = 5}).ok());
+  const StartFunction no_room_for_1 = [](SequenceId id) {
+    return id == 1 ? std::nullopt : Computed(0);
+  };
+  EXPECT_THAT(Next(scheduler, no_room_for_1), IsEmpty());
+  for (SequenceId id = 2; id < 6; ++id) {
+    ASSERT_TRUE(scheduler.Add({.id = id, .tokens = 8}).ok());
+    EXPECT_THAT(Next(scheduler, no_room_for_1), ElementsAre(Chunk{id, 0, 8, true}));
+  }
+}
+
+TEST(PrefillSchedulerTest, WhatNobodyElseCouldUseIsNotHeldAgainstATenant) {
+  PrefillScheduler scheduler({.step_rows = kRows});
+  ASSERT_TRUE(scheduler.Add({.id = 1, .tokens = 1000, .priority = 5, .tenant = 1}).ok());
+  ASSERT_TRUE(scheduler.Add({.id = 2, .tokens = 2000, .tenant = 2}).ok());
+  for (int step = 0; step < 100; ++step) {  // Tenant 1 has to wait.
+    ASSERT_THAT(Next(scheduler), ElementsAre(Chunk{2, step * kRows, kRows, false}));
+  }
+  ASSERT_TRUE(scheduler.Add({.id = 3, .tokens = 1000, .tenant = 3}).ok());
+  std::map<SequenceId, int32_t> rows;
+  for (int step = 0; step < 20; ++step) {
+    for (const Chunk& chunk : Next(scheduler)) rows[chunk.id] += chunk.rows;
+  }
+  EXPECT_NEAR(rows[2], rows[3], 2 * kRows);
+}
+
+TEST(PrefillSchedulerTest, TenantsGetEqualRowsWhateverTheyAskFor) {
+  PrefillScheduler scheduler({.step_rows = kRows});
+  SequenceId next = 1;
+  std::map<SequenceId, TenantId> tenants;
+  const auto ask = [&](TenantId tenant, int32_t tokens) {
+    tenants[next] = tenant;
+    ASSERT_TRUE(scheduler.Add({.id = next++, .tokens = tokens, .tenant = tenant}).ok());
+  };
+  for (int i = 0; i < 400; ++i) ask(1, 10);  // Many short ones, all before.
+  for (int i = 0; i < 20; ++i) ask(2, 100);
+  std::map<TenantId, int32_t> rows;
+  for (int step = 0; step < 200; ++step) {
+    for (const Chunk& chunk : Next(scheduler)) rows[tenants.at(chunk.id)] += chunk.rows;
+  }
+  EXPECT_NEAR(rows[1], rows[2], 2 * kRows);
 }
 
 TEST(PrefillSchedulerTest, LogitsHaveABudgetOfTheirOwn) {
@@ -137,8 +191,6 @@ TEST(PrefillSchedulerTest, APromptBeginsBehindWhatIsComputedAlready) {
   EXPECT_EQ(scheduler.queued_tokens(), 0);
 }
 
-constexpr int32_t kRows = 16;
-
 // Random prompts that come, leave and find room or not, with what must hold in every step.
 class Traffic {
  public:
@@ -148,7 +200,9 @@ class Traffic {
     const auto tokens = static_cast<int32_t>(1 + rng_() % static_cast<uint64_t>(most_tokens));
     const absl::Time deadline =
         rng_() % 3 == 0 ? now_ + absl::Milliseconds(rng_() % 4000) : absl::InfiniteFuture();
-    if (scheduler_.Add({next_, tokens, deadline}).ok()) live_[next_] = {.tokens = tokens};
+    if (scheduler_.Add({.id = next_, .tokens = tokens, .deadline = deadline, .tenant = rng_() % 3})
+            .ok())
+      live_[next_] = {.tokens = tokens};
     ++next_;
   }
   void Leave() {

@@ -46,6 +46,15 @@ TEST(TurnOrderTest, DeadlinesCountOnceStepsHaveBeenMeasured) {
   EXPECT_THAT(TurnOrder(turns, {}, kNow), ElementsAre(1, 0));
 }
 
+TEST(TurnOrderTest, TheLowerPriorityComesFirstThenTheTenantThatHadLess) {
+  const std::vector<Turn> turns = {
+      {.arrival = 1, .priority = 1, .rows_left = 2, .deadline = In(0.003)},
+      {.arrival = 2, .priority = 0, .place = 10, .rows_left = 5},
+      {.arrival = 3, .priority = 0, .place = 3, .rows_left = 50},
+      {.arrival = 4, .priority = 0, .place = 3, .rows_left = 40}};
+  EXPECT_THAT(TurnOrder(turns, kStepTime, kNow), ElementsAre(3, 2, 1, 0));
+}
+
 TEST(TurnOrderTest, NobodyIsNobody) { EXPECT_TRUE(TurnOrder({}, kStepTime, kNow).empty()); }
 
 }  // namespace

@@ -1,5 +1,9 @@
 #include "services/router/admission/admission_queue.h"
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -16,10 +20,23 @@ using ::testing::ElementsAre;
 
 class AdmissionQueueTest : public ::testing::Test {
  protected:
-  AdmissionQueue::Ticket Enter(AdmissionQueue& queue, uint64_t id) {
-    AdmissionQueue::Ticket ticket = 0;
-    EXPECT_THAT(queue.Enter(id, clock_.Now(), ticket), IsOk());
+  AdmissionQueue::Ticket Enter(AdmissionQueue& queue, const AdmissionQueue::Newcomer& newcomer) {
+    AdmissionQueue::Ticket ticket;
+    EXPECT_THAT(queue.Enter(newcomer, clock_.Now(), ticket, displaced_), IsOk());
+    if (displaced_.has_value()) {  // Its owner ends it.
+      const auto& waiting = queue.queue();
+      queue.Leave(std::find_if(waiting.begin(), waiting.end(), [&](const auto& entry) {
+                    return entry.second == *displaced_;
+                  })->first);
+    }
     return ticket;
+  }
+  AdmissionQueue::Ticket Enter(AdmissionQueue& queue, uint64_t id) {
+    return Enter(queue, {.id = id, .tokens = 10});
+  }
+  absl::Status TryEnter(AdmissionQueue& queue, const AdmissionQueue::Newcomer& newcomer) {
+    AdmissionQueue::Ticket ticket;
+    return queue.Enter(newcomer, clock_.Now(), ticket, displaced_);
   }
   std::vector<uint64_t> Order(const AdmissionQueue& queue) {
     std::vector<uint64_t> ids;
@@ -27,6 +44,7 @@ class AdmissionQueueTest : public ::testing::Test {
     return ids;
   }
   ManualClock clock_;
+  std::optional<uint64_t> displaced_;
 };
 
 TEST_F(AdmissionQueueTest, IsBoundedAndSaysSo) {
@@ -34,8 +52,7 @@ TEST_F(AdmissionQueueTest, IsBoundedAndSaysSo) {
   queue.Dispatch(Enter(queue, 1), clock_.Now());
   Enter(queue, 2);
   Enter(queue, 3);
-  AdmissionQueue::Ticket ticket = 0;
-  EXPECT_THAT(queue.Enter(4, clock_.Now(), ticket),
+  EXPECT_THAT(TryEnter(queue, {.id = 4}),
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::HasSubstr("2 requests")));
   EXPECT_EQ(queue.queued(), 2u);
   EXPECT_EQ(queue.in_flight(), 1u);
@@ -44,8 +61,77 @@ TEST_F(AdmissionQueueTest, IsBoundedAndSaysSo) {
 TEST_F(AdmissionQueueTest, NoWaitingRoomStillLetsThroughWhoNeedNotWait) {
   AdmissionQueue queue({.max_in_flight = 1, .max_queued = 0});
   queue.Dispatch(Enter(queue, 1), clock_.Now());
-  AdmissionQueue::Ticket ticket = 0;
-  EXPECT_THAT(queue.Enter(2, clock_.Now(), ticket), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(TryEnter(queue, {.id = 2}), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(AdmissionQueueTest, TheLowerPriorityGoesFirst) {
+  AdmissionQueue queue({.max_in_flight = 1, .max_queued = 10});
+  for (const auto& [id, priority] : {std::pair{1, 5}, {2, 0}, {3, 1000}, {4, 5}, {5, 0}}) {
+    Enter(queue, {.id = static_cast<uint64_t>(id), .priority = priority, .tokens = 10});
+  }
+  EXPECT_THAT(Order(queue), ElementsAre(2, 5, 1, 4, 3));
+}
+
+TEST_F(AdmissionQueueTest, TenantsShareByTokens) {
+  AdmissionQueue queue({.max_in_flight = 1000, .max_queued = 1000});
+  std::map<uint64_t, AdmissionQueue::Ticket> tickets;
+  for (uint64_t id = 1; id <= 100; ++id) {  // A flood, then one with a few long ones.
+    tickets[id] = Enter(queue, {.id = id, .tenant = 7, .tokens = 10});
+  }
+  for (uint64_t id = 101; id <= 105; ++id) {
+    tickets[id] = Enter(queue, {.id = id, .tenant = 8, .tokens = 100});
+  }
+  int flood = 0;
+  int others = 0;
+  while (others < 5) {
+    const uint64_t id = queue.queue().begin()->second;
+    queue.Dispatch(tickets.at(id), clock_.Now());
+    (id <= 100 ? flood : others) += 1;
+  }
+  EXPECT_NEAR(flood, 40, 11) << "ten tokens each for a hundred of the other's";
+}
+
+TEST_F(AdmissionQueueTest, TokensOfAnswersCountToo) {
+  AdmissionQueue queue({.max_in_flight = 1000, .max_queued = 1000});
+  for (TenantId tenant : {7, 8}) {
+    queue.Dispatch(Enter(queue, {.id = tenant, .tenant = tenant, .tokens = 10}), clock_.Now());
+  }
+  Enter(queue, {.id = 1, .tenant = 7, .tokens = 10});
+  Enter(queue, {.id = 2, .tenant = 8, .tokens = 10});
+  queue.Used(7, 500);
+  Enter(queue, {.id = 3, .tenant = 7, .tokens = 10});
+  Enter(queue, {.id = 4, .tenant = 8, .tokens = 10});
+  EXPECT_THAT(Order(queue), ElementsAre(1, 2, 4, 3));
+}
+
+TEST_F(AdmissionQueueTest, AFullQueueKeepsThoseWhoGoFirst) {
+  AdmissionQueue queue({.max_in_flight = 0, .max_queued = 2});
+  Enter(queue, {.id = 1, .tenant = 7, .tokens = 10});
+  Enter(queue, {.id = 2, .tenant = 7, .tokens = 10});
+  EXPECT_THAT(TryEnter(queue, {.id = 3, .tenant = 7, .tokens = 10}),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  Enter(queue, {.id = 4, .tenant = 8, .tokens = 10});
+  EXPECT_EQ(displaced_, 2u) << "the second of a tenant makes place for the first of another";
+  EXPECT_THAT(TryEnter(queue, {.id = 5, .tenant = 9, .tokens = 10}),
+              StatusIs(absl::StatusCode::kResourceExhausted))
+      << "all three are the first of their tenants";
+  EXPECT_THAT(Order(queue), ElementsAre(1, 4));
+}
+
+TEST_F(AdmissionQueueTest, WhoComesBackIsNotDisplaced) {
+  AdmissionQueue queue({.max_in_flight = 1, .max_queued = 2});
+  const AdmissionQueue::Ticket back = Enter(queue, {.id = 1, .priority = 9});
+  queue.Dispatch(back, clock_.Now());
+  Enter(queue, {.id = 2, .priority = 5});
+  queue.Requeue(back, 1);
+  EXPECT_THAT(Order(queue), ElementsAre(2, 1));
+  const AdmissionQueue::Ticket urgent = Enter(queue, 3);
+  EXPECT_EQ(displaced_, 2u);
+  EXPECT_THAT(Order(queue), ElementsAre(3, 1));
+  queue.Dispatch(urgent, clock_.Now());
+  Enter(queue, {.id = 4, .priority = 8});
+  EXPECT_THAT(TryEnter(queue, {.id = 5, .priority = 8}),
+              StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST_F(AdmissionQueueTest, WhoComesBackTakesTheOldPlaceAndNeedsNoRoom) {

@@ -23,6 +23,7 @@ using ::lynx::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 class NoResolver final : public Resolver {
  public:
@@ -126,6 +127,14 @@ class ClusterServiceTest : public ::testing::Test {
     client.starting = true;
     auto id = service_->Start(std::move(request), client);
     client.starting = false;
+    if (id.ok()) client.id = *id;
+    return id.status();
+  }
+  absl::Status StartAs(Client& client, int32_t priority, TenantId tenant) {
+    SequenceRequest request{
+        .prompt = {1, 2, 3}, .sampling = {}, .priority = priority, .tenant = tenant};
+    request.sampling.set_max_new_tokens(3);
+    auto id = service_->Start(std::move(request), client);
     if (id.ok()) client.id = *id;
     return id.status();
   }
@@ -373,6 +382,32 @@ TEST_F(ClusterServiceTest, AFullQueueRefusesAndAWaitingRequestTimesOut) {
   EXPECT_GE(a.end->retry_after, absl::Seconds(1));
   EXPECT_TRUE(Shows("lynx_router_rejections_total{reason=\"queue_timeout\"} 2"));
   ExpectNothingHeld();
+}
+
+TEST_F(ClusterServiceTest, NodesAreToldWhoseASequenceIs) {
+  Make();
+  Client client;
+  ASSERT_THAT(StartAs(client, 3, 7), IsOk());
+  loop_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(client.end.has_value());
+  EXPECT_THAT(Decode().last_claim(), Pair(3, 7));
+  EXPECT_THAT(Prefill().last_claim(), Pair(3, 7));
+}
+
+TEST_F(ClusterServiceTest, AFullQueueKeepsThoseWhoGoFirst) {
+  options_.admission = {.max_in_flight = 0, .max_queued = 2};
+  Make();
+  Client first, second, third, urgent;
+  ASSERT_THAT(StartAs(first, 0, 7), IsOk());
+  ASSERT_THAT(StartAs(second, 1, 7), IsOk());
+  EXPECT_THAT(StartAs(third, 1, 7), StatusIs(absl::StatusCode::kResourceExhausted));
+  ASSERT_THAT(StartAs(urgent, 0, 8), IsOk());
+  ASSERT_TRUE(second.end.has_value());
+  EXPECT_THAT(second.end->status, StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_GT(second.end->retry_after, absl::ZeroDuration());
+  EXPECT_TRUE(Shows("lynx_router_rejections_total{reason=\"displaced\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_queued_requests 2"));
+  service_->Shutdown();
 }
 
 TEST_F(ClusterServiceTest, TheQueueMovesWhenBlocksReturn) {

@@ -58,6 +58,8 @@ class FakeNode {
   int reserves() const { return reserves_; }
   int prefills() const { return prefills_; }
   int cancels() const { return cancels_; }
+  // Priority and tenant that the last Reserve or Prefill told.
+  std::pair<int32_t, uint64_t> last_claim() const { return last_claim_; }
 
  private:
   friend class FakeCluster;
@@ -103,6 +105,7 @@ class FakeNode {
   int reserves_ = 0;
   int prefills_ = 0;
   int cancels_ = 0;
+  std::pair<int32_t, uint64_t> last_claim_ = {};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
@@ -195,6 +198,7 @@ inline void FakeNode::SendStatus() {
 
 inline void FakeNode::OnReserve(const proto::Reserve& reserve) {
   ++reserves_;
+  last_claim_ = {reserve.priority(), reserve.tenant()};
   const uint64_t id = reserve.sequence();
   if (mute_) return;
   if (!live_.contains(id)) {
@@ -223,6 +227,7 @@ inline void FakeNode::OnReserve(const proto::Reserve& reserve) {
 
 inline void FakeNode::OnPrefill(const proto::Prefill& prefill) {
   ++prefills_;
+  last_claim_ = {prefill.priority(), prefill.tenant()};
   const uint64_t id = prefill.sequence();
   if (mute_) return;
   if (live_.contains(id)) return Refuse(id, proto::Refused::REASON_DUPLICATE);
