@@ -387,7 +387,7 @@ void PrefillNode::Cancel(SequenceId id) {
   if (job.ended) return;
   job.cancelled = loop_.Now();
   metrics_.OnFinished(node::NodeMetrics::FinishReason::kAbort);
-  End(job, TerminalOf(proto::Terminal::KIND_CANCELLED));
+  Stop(job);  // The router hears of it when the blocks are back.
   EraseIfDone(id);
   MaybeStep();
 }
@@ -402,15 +402,23 @@ void PrefillNode::OnRouterLost(Incarnation router) {
   }
 }
 
-void PrefillNode::End(Job& job, const proto::Terminal& terminal) {
+void PrefillNode::Stop(Job& job) {
   LYNX_CHECK(!job.ended);
   job.ended = true;
   job.sequence->Cancel();  // A running step need not finish for it.
   scheduler_.Remove(job.id);
   loop_.CancelTimer(job.deadline_timer);
   if (job.handoff_open) sender_.Abort(job.handoff, "the sequence ended on the prefill node");
+}
+
+void PrefillNode::End(Job& job, const proto::Terminal& terminal) {
+  Stop(job);
+  SendTerminal(job, terminal);
+}
+
+void PrefillNode::SendTerminal(const Job& job, proto::Terminal terminal) {
   proto::Envelope envelope;
-  *envelope.mutable_terminal() = terminal;
+  *envelope.mutable_terminal() = std::move(terminal);
   envelope.mutable_terminal()->set_sequence(job.id);
   envelope.mutable_terminal()->set_output_tokens(
       static_cast<uint32_t>(job.sequence->output().size()));
@@ -436,6 +444,10 @@ void PrefillNode::EraseIfDone(SequenceId id) {
     metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.cancelled));
   }
   pinned_blocks_ -= job.pinned_blocks;
+  job.sequence->Preempt();
+  if (job.cancelled != absl::InfiniteFuture()) {
+    SendTerminal(job, TerminalOf(proto::Terminal::KIND_CANCELLED));
+  }
   jobs_.erase(it);
   ReportLoad();
 }

@@ -76,7 +76,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     bool cached_pushed = false;
     absl::Status start_status;  // Why the hand-off could not be opened.
     bool in_step = false;
-    bool ended = false;  // The router has had its terminal.
+    bool ended = false;  // Nothing is done for it any more.
   };
 
   proto::NodeStatus Status() override;
@@ -102,7 +102,10 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void OnPromptDone(Job& job, const engine::ItemResult& result);
   void OnHandoffDone(SequenceId id, const absl::Status& status);
   void Cancel(SequenceId id);
-  // Says the node's last word on the sequence and gives its hand-off up unless it succeeded.
+  // Stops all work on the sequence and gives its hand-off up unless it succeeded.
+  void Stop(Job& job);
+  void SendTerminal(const Job& job, proto::Terminal terminal);
+  // Both: it is over, and the router may know before its blocks are back.
   void End(Job& job, const proto::Terminal& terminal);
   void Fail(Job& job, const absl::Status& status);
   // Frees the job once nothing uses its blocks.
@@ -123,7 +126,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Job> jobs_;
   int64_t computed_tokens_ = 0;  // Since the start.
-  int64_t pinned_blocks_ = 0;  // Of all jobs.
+  int64_t pinned_blocks_ = 0;    // Of all jobs.
   bool draining_ = false;
 
   // The running step.

@@ -172,6 +172,32 @@ TEST(ProgressTest, PreemptionAmongAbortsChangesNoTokenAndLosesNoBlock) {
   EXPECT_GT(MetricsSum(tight.Metrics("decode-0"), "lynx_node_preemptions_total"), rounds / 2);
 }
 
+// From every moment of a request: its last word comes when the blocks of both sides are back.
+TEST(ProgressTest, ReleasesAreMeasuredToTheLastBlockOnEitherSide) {
+  SimCluster::Options options = WithModel({.kv_blocks = 64, .step_rows = 32});
+  options.step_time = [](const model::StepStats&) { return absl::Milliseconds(30); };
+  SimCluster cluster(options);
+  const auto released = [&] {
+    return MetricsSum(cluster.RouterMetrics(), "lynx_router_release_duration_seconds_count");
+  };
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(::testing::Message() << "leaves after " << 10 * round + 5 << " ms");
+    Client client(cluster, Prompt(static_cast<uint64_t>(round), 100), 100);
+    cluster.Run(absl::Milliseconds(10 * round + 5));
+    client.Leave(cluster);
+    ASSERT_TRUE(cluster.RunUntil([&] { return released() == round + 1; }, absl::Seconds(1)));
+    for (const char* node : {"prefill-0", "decode-0"}) {
+      EXPECT_EQ(cluster.pool(node).free_blocks(), 64) << node;
+    }
+  }
+  EXPECT_GT(MetricsSum(cluster.RouterMetrics(),
+                       "lynx_router_release_duration_seconds_bucket{le=\"0.025\"}"),
+            0);
+  EXPECT_LE(MetricsSum(cluster.RouterMetrics(), "lynx_router_release_duration_seconds_sum"),
+            40 * 0.03)
+      << "a step at most";
+}
+
 // SCH-4: four long prompts on one prefill node, then a short one each second. A chunk takes 0.3 s.
 TEST(ProgressTest, ShortPromptsDoNotWaitForLongOnes) {
   SimCluster::Options options = WithModel({.kv_blocks = 3300, .step_rows = 512}, {.chained = true});

@@ -161,9 +161,13 @@ void ClusterService::Cancel(SequenceId id) {
     metrics_.LeftQueue(QueueOutcome::kCancelled, loop_.Now() - entry.session.times().queued);
   }
   const Effects effects = entry.session.OnCancel();
+  const uint64_t wire_id = entry.wire_id;
+  std::set<NodeId> nodes;
   for (const Effects::Message& cancel : effects.cancels) {
     SendCancel(cancel.node, cancel.wire_id, "the client left");
+    nodes.insert(cancel.node);
   }
+  if (!nodes.empty()) releases_.Begin(wire_id, std::move(nodes), loop_.Now());
   metrics_.Ended(SequenceOutcome::kCancelled);
   Forget(id);
 }
@@ -198,6 +202,7 @@ bool ClusterService::Idle() const {
 
 void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
   resting_.erase(node);
+  releases_.OnNodeGone(node);
   std::vector<SequenceId> touched;
   for (const auto& [id, entry] : entries_) {
     if (entry->session.decode() == node || entry->session.prefill() == node) touched.push_back(id);
@@ -261,6 +266,9 @@ void ClusterService::OnNodeMessage(NodeId from, proto::Envelope& envelope) {
       }
       return;
     case proto::Envelope::kTerminal:
+      if (const auto took = releases_.OnTerminal(envelope.terminal().sequence(), from, now)) {
+        metrics_.release_seconds.Observe(absl::ToDoubleSeconds(*took));
+      }
       // The usual answer to our Cancel: nothing to count.
       if (envelope.terminal().kind() == proto::Terminal::KIND_CANCELLED &&
           !wires_.contains(envelope.terminal().sequence())) {

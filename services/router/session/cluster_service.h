@@ -19,6 +19,7 @@
 #include "services/router/placement/load_tracker.h"
 #include "services/router/placement/placement_policy.h"
 #include "services/router/placement/prefix_index.h"
+#include "services/router/session/release_watch.h"
 #include "services/router/session/sequence_service.h"
 #include "services/router/session/sequence_session.h"
 #include "services/router/session/session_metrics.h"
@@ -139,6 +140,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   // Lately, as PlacementRequest has them.
   double answer_tokens_ = PlacementRequest().answer_tokens;
   absl::Duration transfer_per_token_ = absl::ZeroDuration();
+  ReleaseWatch releases_;
   std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::unordered_map<uint64_t, std::pair<SequenceId, Entry*>> wires_;
   std::unordered_map<NodeId, std::set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.

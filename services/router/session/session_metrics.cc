@@ -16,6 +16,10 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
       in_flight(registry.AddGauge("lynx_router_inflight_sequences", "Sequences placed on nodes")),
       indexed_prefixes(registry.AddGauge("lynx_router_indexed_prefixes",
                                          "Prefixes that nodes are known to hold, by node")),
+      release_seconds(registry.AddHistogram(
+          "lynx_router_release_duration_seconds",
+          "From a client's leaving to the return of its sequence's last block on any node",
+          telemetry::kReleaseSeconds)),
       disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
                                         "Prompts sent to nodes, by where prefill ran",
                                         {{"decision", "disaggregated"}})),

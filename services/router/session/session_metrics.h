@@ -43,6 +43,7 @@ class SessionMetrics {
   telemetry::Gauge queued;
   telemetry::Gauge in_flight;
   telemetry::Gauge indexed_prefixes;
+  telemetry::Histogram release_seconds;
   telemetry::Counter disaggregated;
   telemetry::Counter ignored_unknown_sequence;
   telemetry::Counter ignored_unexpected;
