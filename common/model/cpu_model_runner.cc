@@ -58,7 +58,7 @@ class CpuModelRunner : public ModelRunner {
              .streamed_bytes = &streamed_bytes_},
         ranks_(options.ranks),
         sum_(options.ranks, max_rows_, spec_.hidden_size),
-        feed_forward_(own_, shard_.experts, max_rows_, options.compute_dtype,
+        feed_forward_(own_, shard_.experts, options.layout.ep, max_rows_, options.compute_dtype,
                       options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {

@@ -11,11 +11,13 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts,
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int32_t ep,
                                    int64_t max_rows, DType compute_dtype,
                                    RouterOverride* router_override)
     : spec_(spec),
       experts_(experts),
+      ep_(ep),
+      expert_parts_(ep > 1 ? ExpertParts(spec.experts, ep) : std::vector<int32_t>()),
       router_override_(router_override),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
@@ -89,7 +91,9 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                      .gate = spec_.gate,
                      .bias = weights.ranking_bias,
                      .phase = phase,
-                     .policies = policies},
+                     .policies = policies,
+                     .expert_ranks = expert_parts_,
+                     .ranks = ep_},
                     plan_);
   plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
   return kernels::ExpertFfn({.x = x_.data(),

@@ -23,9 +23,9 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class FeedForwardBlock {
  public:
-  // `spec` has the widths of this rank and all experts, of which it holds `experts`.
-  // `router_override` may be null. Both outlive this.
-  FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int64_t max_rows,
+  // `spec` has the widths of this rank and all experts, of which it holds `experts`, one part of
+  // `ep`. `router_override` may be null. Both outlive this.
+  FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int32_t ep, int64_t max_rows,
                    DType compute_dtype, RouterOverride* router_override);
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
@@ -55,6 +55,8 @@ class FeedForwardBlock {
 
   const ModelSpec& spec_;  // Outlives this.
   const ShardRange experts_;
+  const int32_t ep_;
+  const std::vector<int32_t> expert_parts_;  // [experts]; empty where all are in one part.
   RouterOverride* const router_override_;
   ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]

@@ -1,5 +1,6 @@
 #include "common/model/shard_plan.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,6 +93,15 @@ RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t r
   shard.expert_columns = Part(spec.expert_intermediate_size, expert_tp, rank % expert_tp);
   shard.experts = Part(spec.experts, layout.ep, rank / expert_tp);
   return shard;
+}
+
+std::vector<int32_t> ExpertParts(int32_t experts, int32_t ep) {
+  std::vector<int32_t> parts(static_cast<size_t>(experts));
+  for (int32_t part = 0; part < ep; ++part) {
+    const ShardRange held = Part(experts, ep, part);
+    std::fill(parts.begin() + held.begin, parts.begin() + held.end, part);
+  }
+  return parts;
 }
 
 ModelSpec SpecOfShard(const ModelSpec& spec, const RankShard& shard) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/model/model_spec.h"
@@ -50,6 +51,9 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout);
 // `layout` fits; rank in [0, world()). Ranks of one replica, and those that share experts, are
 // neighbours.
 RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t rank);
+
+// [experts] The part of `ep` that holds each expert; ep in [1, experts].
+std::vector<int32_t> ExpertParts(int32_t experts, int32_t ep);
 
 // The model as that rank's weights and KV cache see it: heads, columns, experts and vocabulary are
 // the rank's own. Its router still ranks all experts, so spec.experts is not what a plan is made

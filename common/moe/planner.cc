@@ -218,21 +218,30 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
   LYNX_CHECK(input.valid.empty() || input.valid.size() == rows);
   LYNX_CHECK(input.bias.empty() || input.bias.size() == experts);
   LYNX_CHECK(input.expert_cost.empty() || input.expert_cost.size() == experts);
+  LYNX_CHECK(input.expert_ranks.empty() ||
+             (input.expert_ranks.size() == experts && input.ranks <= input.experts));
 
   RankRows(input, workspace);
   AssignExact(input, workspace);
   const Census census = Count(input, workspace);
   Bypass bypass = WhyExact(input, workspace, census);
   const int32_t exact_distinct = CountDistinct(input, RowState::kBad, false, workspace);
+  const bool shared = !input.expert_ranks.empty();
+  const int32_t rank_exact = shared ? MostOnARank(input, workspace.selected, workspace) : 0;
   if (bypass == Bypass::kNone) {
-    SelectAll(input, workspace);
-    AddShortRows(input, workspace);
-    Assign(input, workspace);
     // Bad rows are left out: they must not change what their neighbours get.
-    if (!AllCompat(input, workspace) &&
-        CountDistinct(input, RowState::kOwn, true, workspace) >=
-            (census.bad == 0 ? exact_distinct
-                             : CountDistinct(input, RowState::kOwn, false, workspace))) {
+    const int32_t own_distinct =
+        census.bad == 0 ? exact_distinct : CountDistinct(input, RowState::kOwn, false, workspace);
+    const bool guarded = !AllCompat(input, workspace);
+    const auto assign = [&] {
+      AddShortRows(input, workspace);
+      Assign(input, workspace);
+      return !guarded || CountDistinct(input, RowState::kOwn, true, workspace) < own_distinct;
+    };
+    SelectAll(input, workspace);
+    bool fewer = assign();
+    if (fewer && BalanceRanks(input, own_distinct, workspace)) fewer = assign();
+    if (!fewer) {
       AssignExact(input, workspace);
       bypass = Bypass::kGuard;
     }
@@ -245,6 +254,12 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
   stats.experts_exact = exact_distinct;
   stats.experts = static_cast<int32_t>(plan.active().size());
   stats.bypass = bypass;
+  if (shared) {
+    CountDistinct(input, RowState::kBad, true, workspace);
+    stats.ranks = input.ranks;
+    stats.rank_experts_exact = rank_exact;
+    stats.rank_experts = MostOnARank(input, workspace.selected, workspace);
+  }
 }
 
 }  // namespace lynx::moe

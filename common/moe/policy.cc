@@ -25,12 +25,12 @@ constexpr struct {
 } kKinds[] = {
     {Kind::kExact, "exact", ""},
     {Kind::kPrune, "prune", "k0 "},
-    {Kind::kVote, "vote", "M floor "},
+    {Kind::kVote, "vote", "M floor ep_balance "},
     {Kind::kLynxCompat, "lynx_compat", "alpha beta "},
-    {Kind::kLynx, "lynx", "alpha beta floor self_scaled "},
-    {Kind::kOea, "oea", "k0 "},
-    {Kind::kBudget, "budget", "M fraction floor coverage row_coverage "},
-    {Kind::kMarginal, "marginal", "lambda floor "},
+    {Kind::kLynx, "lynx", "alpha beta floor self_scaled ep_balance "},
+    {Kind::kOea, "oea", "k0 ep_balance "},
+    {Kind::kBudget, "budget", "M fraction floor coverage row_coverage ep_balance "},
+    {Kind::kMarginal, "marginal", "lambda floor ep_balance "},
     {Kind::kAuto, "auto", ""},
 };
 
@@ -134,6 +134,12 @@ absl::Status SetParameter(std::string_view name, std::string_view key, std::stri
   if (key == "self_scaled") {
     if (value != "true" && value != "false") return Wrong(name, key, value, "true or false");
     policy.self_scaled = value == "true";
+    return absl::OkStatus();
+  }
+  if (key == "ep_balance") {
+    if (!ReadDouble(value, policy.ep_balance) || policy.ep_balance < 0 || policy.ep_balance >= 1) {
+      return Wrong(name, key, value, "a number from 0 to below 1");
+    }
     return absl::OkStatus();
   }
   // lambda, the only one left.
@@ -264,6 +270,7 @@ std::string ToString(const Policy& policy) {
   if (policy.lambda >= 0) add("lambda", Number(policy.lambda));
   add_count("floor", policy.floor);
   if (policy.self_scaled) add("self_scaled", "true");
+  if (policy.ep_balance >= 0) add("ep_balance", Number(policy.ep_balance));
   return text;
 }
 

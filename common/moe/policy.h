@@ -44,6 +44,11 @@ struct Policy {
   double row_coverage = 0;  // or each of them.
   double lambda = -1;       // marginal: kept weight that an expert must add per cost; >= 0.
 
+  // Every kind but exact, prune, lynx_compat and auto. Where ranks share the experts, the share of
+  // kept mass, over all rows, that may go so that the rank with most active experts has fewer; in
+  // [0, 1). Below 0: unset, ranks do not matter. A row's floor stays, and its best expert.
+  double ep_balance = -1;
+
   // Ranks of a row whose experts are always active.
   int32_t kept_ranks() const { return floor == kUnset ? 0 : floor; }
   bool lossy() const { return kind != Kind::kExact; }

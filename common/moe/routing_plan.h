@@ -33,6 +33,10 @@ struct RouterInput {
   // [experts] or empty for 1 each, >= 0: what using an expert costs (0: at hand already). Only
   // Policy::Kind::kMarginal looks at it.
   std::span<const float> expert_cost = {};
+  // [experts] or empty: which of `ranks` ranks, at most as many as experts, holds an expert. For
+  // Policy::ep_balance, and for what PlanStats says of ranks.
+  std::span<const int32_t> expert_ranks = {};
+  int32_t ranks = 1;
 };
 
 // Why a plan is what every row would have had alone.
@@ -51,7 +55,11 @@ enum class Bypass : uint8_t {
 struct PlanStats {
   int32_t experts_exact = 0;  // Distinct experts of the rows' own top-k. 0: not an MoE layer.
   int32_t experts = 0;        // Distinct experts of the plan.
-  int32_t rows = 0;           // Valid ones.
+  // Where the input names ranks, how many, and what the rank has of these that has most.
+  int32_t ranks = 0;
+  int32_t rank_experts_exact = 0;
+  int32_t rank_experts = 0;
+  int32_t rows = 0;  // Valid ones.
   int32_t assignments = 0;
   int32_t remapped = 0;  // Assignments that are not of the row's own top-k.
   int32_t bad_rows = 0;  // Rows with too few finite logits, or NaN or +Inf among them.

@@ -62,6 +62,31 @@ Counter Remapped(Registry& registry, const std::string& phase) {
                              {{"phase", phase}});
 }
 
+telemetry::Gauge Imbalance(Registry& registry, const std::string& stage) {
+  telemetry::Gauge gauge = registry.AddGauge(
+      "lynx_moe_rank_imbalance_ratio",
+      "Active experts of the rank that has most over the mean of all ranks, over the layers of the "
+      "last step, before and after remapping.",
+      {{"stage", stage}});
+  gauge.Set(1);
+  return gauge;
+}
+
+// Of the plans of a step.
+struct Spread {
+  int64_t most = 0;  // Of each plan's fullest rank, times its ranks.
+  int64_t all = 0;
+
+  void Add(int32_t ranks, int32_t rank_experts, int32_t experts) {
+    if (ranks == 0) return;
+    most += int64_t{ranks} * rank_experts;
+    all += experts;
+  }
+  void SetRatio(telemetry::Gauge& gauge) const {
+    if (all > 0) gauge.Set(static_cast<double>(most) / static_cast<double>(all));
+  }
+};
+
 std::string Count(int32_t value) {
   return value == moe::Policy::kUnset       ? "-"
          : value == moe::Policy::kUnbounded ? "none"
@@ -104,7 +129,9 @@ MoeMetrics::MoeMetrics(Registry& registry, const model::ModelSpec& spec, const m
       kept_mass_(registry.AddHistogram(
           "lynx_moe_kept_gate_mass_ratio",
           "Gate mass that the worst row of an applied plan kept of its exact one.",
-          telemetry::kMass)) {
+          telemetry::kMass)),
+      imbalance_before_(Imbalance(registry, "before")),
+      imbalance_after_(Imbalance(registry, "after")) {
   Remapped(registry, "prefill");  // And stays 0.
   for (const char* phase : kPhaseNames) {
     applied_.push_back(Plans(registry, phase, "applied"));
@@ -159,6 +186,8 @@ void MoeMetrics::OnStep(const model::StepStats& stats, bool backed_off) {
   int64_t assignments = 0;
   int64_t prefill_assignments = 0;
   int64_t remapped = 0;
+  Spread before;
+  Spread after;
   LYNX_CHECK(stats.plans.size() <= layer_index_.size());
   for (size_t i = 0; i < stats.plans.size(); ++i) {
     if (layer_index_[i] < 0) continue;
@@ -180,6 +209,8 @@ void MoeMetrics::OnStep(const model::StepStats& stats, bool backed_off) {
     } else {
       ++bypassed[reason_of(plan.bypass)];
     }
+    before.Add(plan.ranks, plan.rank_experts_exact, plan.experts_exact);
+    after.Add(plan.ranks, plan.rank_experts, plan.experts);
     assignments += plan.assignments;
     remapped += plan.remapped;
     // Prompt rows keep their whole top-k in every plan: what was cut or moved was decode's.
@@ -197,6 +228,8 @@ void MoeMetrics::OnStep(const model::StepStats& stats, bool backed_off) {
   decode_remapped_.Increment(static_cast<double>(remapped));
   bytes_read_.Increment(static_cast<double>(stats.expert_bytes_read));
   bytes_saved_.Increment(static_cast<double>(stats.expert_bytes_saved));
+  before.SetRatio(imbalance_before_);
+  after.SetRatio(imbalance_after_);
 }
 
 }  // namespace lynx::node

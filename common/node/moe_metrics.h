@@ -56,6 +56,8 @@ class MoeMetrics {
   telemetry::Counter bytes_saved_;
   telemetry::Histogram plan_seconds_;
   telemetry::Histogram kept_mass_;
+  telemetry::Gauge imbalance_before_;
+  telemetry::Gauge imbalance_after_;
 };
 
 }  // namespace lynx::node

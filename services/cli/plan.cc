@@ -11,6 +11,7 @@
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
+#include "common/model/shard_plan.h"
 #include "common/moe/planner.h"
 #include "common/moe/presets.h"
 #include "services/cli/npy.h"
@@ -45,8 +46,14 @@ struct PlanConfig {
       {"coverage", "coverage", "budget: enough kept weight, mean over rows", ""},
       {"row-coverage", "row_coverage", "budget: enough kept weight in every row", ""},
       {"lambda", "lambda", "marginal: kept weight that one more expert must add", ""},
+      {"ep-balance", "ep_balance",
+       "all but exact, prune and lynx_compat: share of kept weight that may go so that the rank "
+       "with "
+       "most experts has fewer",
+       ""},
   };
   int32_t top_k = 0;
+  int32_t ep = 1;
   std::string gate = "renorm";
   std::string phase = "decode";
   std::vector<std::string> valid;
@@ -124,10 +131,15 @@ Json PlanJson(const moe::RoutingPlan& plan) {
   }
   Json active = Json::array();
   for (int32_t e : plan.active()) active.push_back(e);
-  return {{"active", std::move(active)},
-          {"rows", std::move(rows)},
-          {"exact_active", plan.stats().experts_exact},
-          {"kept_mass", std::move(kept_mass)}};
+  Json json = {{"active", std::move(active)},
+               {"rows", std::move(rows)},
+               {"exact_active", plan.stats().experts_exact},
+               {"kept_mass", std::move(kept_mass)}};
+  if (plan.stats().ranks > 0) {
+    json["exact_rank_active"] = plan.stats().rank_experts_exact;
+    json["rank_active"] = plan.stats().rank_experts;
+  }
+  return json;
 }
 
 // Names the first row that cannot be ranked.
@@ -186,6 +198,17 @@ Outcome Run(const PlanConfig& config, std::ostream& out) {
   if (config.phase == "prefill") input.phase = moe::Phase::kPrefill;
   input.policies = policies;
   input.valid = *valid;
+  std::vector<int32_t> expert_ranks;
+  if (config.ep > 1) {
+    if (config.ep > experts) {
+      return {absl::InvalidArgumentError(absl::StrCat("--ep: ", config.ep, " ranks for the ",
+                                                      experts, " experts of ", config.logits)),
+              2};
+    }
+    expert_ranks = model::ExpertParts(experts, config.ep);
+    input.expert_ranks = expert_ranks;
+    input.ranks = config.ep;
+  }
   const int32_t planned_rows = std::max(1, rows);
   moe::RoutingPlan plan(planned_rows, experts, config.top_k);
   moe::Planner(planned_rows, experts, config.top_k).MakePlan(input, plan);
@@ -210,6 +233,7 @@ int RunPlan(int argc, const char* const* argv, std::ostream& out, std::ostream& 
     flags.AddString(parameter.flag, &parameter.value, parameter.help);
   }
   flags.AddInt("k", &config.top_k, {0, kMaxExperts}, "Experts of a row (required)");
+  flags.AddInt("ep", &config.ep, {1, kMaxExperts}, "Ranks that share the experts evenly");
   flags.AddChoice("gate", &config.gate, {"renorm", "keep-mass"},
                   "Weights: summing to 1, or to what the row's own experts have");
   flags.AddChoice("phase", &config.phase, {"decode", "prefill"}, "What the step computes");

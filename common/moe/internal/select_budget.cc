@@ -3,8 +3,7 @@
 #include <limits>
 #include <numeric>
 
-#include "common/moe/gate_math.h"
-#include "common/moe/internal/insert_best.h"
+#include "common/moe/internal/growing_set.h"
 #include "common/moe/internal/stages.h"
 
 // budget and marginal: every voter's floor, then the heaviest columns one after the other, until
@@ -12,108 +11,7 @@
 namespace lynx::moe::internal {
 namespace {
 
-constexpr uint64_t kOne = uint64_t{1} << 24;
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// A set that grows, and what every voter keeps of its exact mass by its best experts in the set.
-// The mass is the gate's own: softmax, or the unbiased sigmoid.
-class GrowingSet {
- public:
-  GrowingSet(const RouterInput& input, Workspace& workspace) : workspace_(workspace) {
-    SumMass(input, workspace);
-    if (input.gate.score == Gate::Score::kSigmoid) WeighBySigmoid(input);
-    for (size_t v = 0; v < workspace.voters.size(); ++v) {
-      const int32_t row = workspace.voters[v];
-      workspace.kept_held[v] = 0;
-      workspace.kept_sum[v] = 0;
-      workspace.kept_ratio[v] = 0;
-      workspace.exact_sum[v] = 0;
-      for (int32_t e : workspace.ExactOf(row)) {
-        workspace.exact_sum[v] += workspace.MassOf(row)[static_cast<size_t>(e)];
-      }
-    }
-  }
-
-  size_t size() const { return size_; }
-  // Sum over voters, in 2^-24.
-  uint64_t kept() const { return kept_; }
-  bool AllKeep(double share) const {
-    const auto ratios = std::span(workspace_.kept_ratio).first(workspace_.voters.size());
-    return std::all_of(ratios.begin(), ratios.end(), [&](uint64_t ratio) {
-      return static_cast<double>(ratio) >= share * static_cast<double>(kOne);
-    });
-  }
-
-  // By how much kept() would grow with `expert`.
-  int64_t Gain(int32_t expert) const {
-    int64_t gain = 0;
-    for (size_t v = 0; v < workspace_.voters.size(); ++v) {
-      gain += static_cast<int64_t>(Ratio(v, SumWith(v, expert))) -
-              static_cast<int64_t>(workspace_.kept_ratio[v]);
-    }
-    return gain;
-  }
-
-  void Add(int32_t expert) {
-    workspace_.selected[static_cast<size_t>(expert)] = 1;
-    ++size_;
-    for (size_t v = 0; v < workspace_.voters.size(); ++v) {
-      const float* scores = workspace_.ScoresOf(workspace_.voters[v]);
-      if (scores[expert] == -kInf) continue;
-      workspace_.kept_sum[v] = SumWith(v, expert);
-      workspace_.kept_held[v] = static_cast<int32_t>(
-          InsertBest(KeptOf(v), static_cast<size_t>(workspace_.kept_held[v]), workspace_.top_k,
-                     expert, [&](int32_t a, int32_t b) { return Better(scores, a, b); }));
-      kept_ -= workspace_.kept_ratio[v];
-      workspace_.kept_ratio[v] = Ratio(v, workspace_.kept_sum[v]);
-      kept_ += workspace_.kept_ratio[v];
-    }
-  }
-
- private:
-  // Experts do not come in order of their ids here.
-  static bool Better(const float* scores, int32_t a, int32_t b) {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-  }
-
-  int32_t* KeptOf(size_t voter) const {
-    return workspace_.kept_ids.data() + voter * workspace_.top_k;
-  }
-
-  // What the voter would keep with `expert` in the set.
-  uint64_t SumWith(size_t voter, int32_t expert) const {
-    const int32_t row = workspace_.voters[voter];
-    const float* scores = workspace_.ScoresOf(row);
-    const uint64_t sum = workspace_.kept_sum[voter];
-    if (scores[expert] == -kInf) return sum;
-    const std::span<const uint32_t> mass = workspace_.MassOf(row);
-    const auto held = static_cast<size_t>(workspace_.kept_held[voter]);
-    if (held < workspace_.top_k) return sum + mass[static_cast<size_t>(expert)];
-    const int32_t last = KeptOf(voter)[held - 1];
-    if (!Better(scores, expert, last)) return sum;
-    return sum + mass[static_cast<size_t>(expert)] - mass[static_cast<size_t>(last)];
-  }
-
-  uint64_t Ratio(size_t voter, uint64_t sum) const {
-    const uint64_t exact = workspace_.exact_sum[voter];
-    return sum >= exact ? kOne : sum * kOne / exact;
-  }
-
-  void WeighBySigmoid(const RouterInput& input) {
-    for (int32_t row : workspace_.voters) {
-      const float* logits = LogitsOf(input, row);
-      const std::span<uint32_t> mass = workspace_.MassOf(row);
-      for (size_t e = 0; e < workspace_.experts; ++e) {
-        const double score = GateSigmoid(logits[e]);
-        mass[e] = static_cast<uint32_t>(score * static_cast<double>(kOne) + 0.5);
-      }
-    }
-  }
-
-  Workspace& workspace_;
-  size_t size_ = 0;
-  uint64_t kept_ = 0;
-};
 
 // Starts `set` with the floors, which `selected` holds then.
 void AddFloors(const Policy& policy, Workspace& workspace, GrowingSet& set) {
@@ -163,8 +61,8 @@ void SelectBudget(const RouterInput& input, const Policy& policy, Workspace& wor
     SelectHeaviest(input, policy, limit, workspace);
     return;
   }
-  const double enough =
-      policy.coverage * static_cast<double>(kOne) * static_cast<double>(workspace.voters.size());
+  const double enough = policy.coverage * static_cast<double>(kMassUnit) *
+                        static_cast<double>(workspace.voters.size());
   GrowingSet set(input, workspace);
   AddFloors(policy, workspace, set);
   for (int32_t e : OrderByMass(workspace)) {
@@ -195,7 +93,7 @@ void SelectMarginal(const RouterInput& input, const Policy& policy, Workspace& w
     if (set.size() >= workspace.top_k) {
       if (cost(e) >= refused) continue;
       if (static_cast<double>(set.Gain(e)) <
-          policy.lambda * static_cast<double>(cost(e)) * static_cast<double>(kOne)) {
+          policy.lambda * static_cast<double>(cost(e)) * static_cast<double>(kMassUnit)) {
         refused = cost(e);
         continue;
       }

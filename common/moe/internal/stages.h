@@ -20,6 +20,14 @@ void SelectVote(const RouterInput& input, const Policy& policy, Workspace& works
 void SelectBudget(const RouterInput& input, const Policy& policy, Workspace& workspace);
 void SelectMarginal(const RouterInput& input, const Policy& policy, Workspace& workspace);
 
+// Where ranks share the experts and every remapped row's policy asks for it: changes the active set
+// so that the rank that holds most of what rows use holds fewer. The set stays smaller than
+// `below`. Overwrites `voters` and `selected`. False: it is as it was.
+bool BalanceRanks(const RouterInput& input, int32_t below, Workspace& workspace);
+
+// How many of `set` [experts] the rank that holds most of them holds. Ranks share the experts.
+int32_t MostOnARank(const RouterInput& input, std::span<const uint8_t> set, Workspace& workspace);
+
 // Rows that find fewer than top-k usable experts in the active set add their own.
 void AddShortRows(const RouterInput& input, Workspace& workspace);
 

@@ -36,6 +36,9 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   widths.resize(rows);
   stand_ins.resize(rows);
   exps.resize(width);
+  chosen_experts.resize(width);
+  kept_experts.resize(width);
+  rank_counts.resize(width);
 }
 
 }  // namespace lynx::moe::internal

@@ -59,6 +59,12 @@ struct Workspace {
   std::vector<uint64_t> exact_sum;
   std::vector<uint64_t> kept_ratio;  // kept_sum / exact_sum in 2^-24
 
+  // --- Of BalanceRanks ---
+  std::vector<uint8_t>
+      chosen_experts;  // [experts] What rows use of the active set that policies left.
+  std::vector<uint8_t> kept_experts;  // [experts] Those that stay in it.
+  std::vector<int32_t> rank_counts;   // [ranks]
+
   // --- The active set, of all selections and what AddShortRows adds ---
   std::vector<uint8_t> active;  // [experts]
 

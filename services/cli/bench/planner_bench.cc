@@ -17,6 +17,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/kv/block_pool.h"
+#include "common/model/shard_plan.h"
 #include "common/moe/planner.h"
 #include "common/moe/presets.h"
 #include "kernels/core/cpu_limit.h"
@@ -42,6 +43,7 @@ struct PlannerBenchConfig {
   std::string policy = "lynx";
   std::vector<std::string> shapes = {"64x8", "128x8", "160x6", "256x8"};
   std::vector<std::string> batch = {"1", "2", "4", "8", "16", "32", "64", "128", "256"};
+  std::vector<std::string> ep;
   int32_t samples = 400;
   int32_t threads = 0;
   bool layer = true;
@@ -120,6 +122,65 @@ PlannerRow MeasurePlans(const RouterTraces& traces, const moe::Policy& policy, c
   return row;
 }
 
+// Experts of the rank that has most, where `ep` ranks share a layer's experts.
+struct RankRow {
+  Shape shape;
+  int32_t batch = 0;
+  int32_t ep = 0;
+  double exact = 0;
+  double policy = 0;
+  double balanced = 0;  // Under the policy with ep_balance.
+  double kept = 0;      // Mean kept mass under the policy,
+  double balanced_kept = 0;
+  double balanced_experts = 0;  // Distinct ones of all ranks.
+  double balanced_us = 0;       // Median of its plans.
+};
+
+RankRow CountOnRanks(const RouterTraces& traces, const moe::Policy& policy, const Shape& shape,
+                     int32_t batch, int32_t ep, int32_t samples) {
+  moe::Policy plain = policy;
+  plain.ep_balance = -1;
+  moe::Policy balanced = policy;
+  balanced.ep_balance = std::max(0.0, policy.ep_balance);
+  const std::vector<int32_t> parts = model::ExpertParts(shape.experts, ep);
+  moe::RoutingPlan plan(batch, shape.experts, shape.top_k);
+  moe::Planner planner(batch, shape.experts, shape.top_k);
+  RankRow row{.shape = shape, .batch = batch, .ep = ep};
+  std::vector<double> times;
+  const int64_t inputs = std::min<int64_t>(samples, traces.steps * traces.layers);
+  for (int64_t i = 0; i < inputs; ++i) {
+    const std::vector<float> logits = Compose(traces, shape, batch, i);
+    const auto stats_of = [&](const moe::Policy& used) {
+      const std::vector<const moe::Policy*> policies(static_cast<size_t>(batch), &used);
+      planner.MakePlan({.logits = logits,
+                        .rows = batch,
+                        .experts = shape.experts,
+                        .top_k = shape.top_k,
+                        .policies = policies,
+                        .expert_ranks = parts,
+                        .ranks = ep},
+                       plan);
+      return plan.stats();
+    };
+    const moe::PlanStats without = stats_of(plain);
+    const auto start = std::chrono::steady_clock::now();
+    const moe::PlanStats with = stats_of(balanced);
+    times.push_back(Microseconds(std::chrono::steady_clock::now() - start));
+    row.exact += without.rank_experts_exact;
+    row.policy += without.rank_experts;
+    row.balanced += with.rank_experts;
+    row.kept += static_cast<double>(without.kept_mass_mean);
+    row.balanced_kept += static_cast<double>(with.kept_mass_mean);
+    row.balanced_experts += with.experts;
+  }
+  for (double* sum : {&row.exact, &row.policy, &row.balanced, &row.kept, &row.balanced_kept,
+                      &row.balanced_experts}) {
+    *sum /= static_cast<double>(inputs);
+  }
+  row.balanced_us = Median(times);
+  return row;
+}
+
 // One layer of a decode step of OLMoE-1B-7B on the node's engine, of which the plan is a share.
 constexpr const char* kLayerShape = "olmoe-1b-7b";
 constexpr int32_t kLayerContext = 512;
@@ -171,9 +232,18 @@ absl::StatusOr<Shape> ParseShape(const std::string& text) {
   return shape;
 }
 
+absl::StatusOr<int32_t> ParseRanks(const std::string& text, const Shape& shape) {
+  int32_t ep = 0;
+  if (!absl::SimpleAtoi(text, &ep) || ep < 2 || ep > shape.experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ep: '", text, "', wanted 2 to the ", shape.experts, " experts of a shape"));
+  }
+  return ep;
+}
+
 void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
-                std::span<const PlannerRow> rows, std::span<const LayerRow> layers, int32_t threads,
-                std::ostream& out) {
+                std::span<const PlannerRow> rows, std::span<const RankRow> ranks,
+                std::span<const LayerRow> layers, int32_t threads, std::ostream& out) {
   out << absl::StrFormat("plans of one layer, policy %s, one core, logits of %s\n", config.policy,
                          config.traces)
       << absl::StrFormat("%9s %6s %9s %9s %10s %10s %10s\n", "N x k", "batch", "experts", "after",
@@ -186,6 +256,18 @@ void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
   }
   out << "cold: after 8 MiB went through the caches, as weights do between two plans\n"
       << "*: logits of one token in several layers, joined and cut to N\n";
+  if (!ranks.empty()) {
+    out << "experts of the rank that has most, mean over the same logits\n"
+        << absl::StrFormat("%9s %6s %4s %9s %9s %9s %9s %9s %9s %9s\n", "N x k", "batch", "ep",
+                           "exact", "policy", "balanced", "kept", "bal. kept", "bal. all",
+                           "bal. us");
+  }
+  for (const RankRow& row : ranks) {
+    out << absl::StrFormat("%9s %6d %4d %9.2f %9.2f %9.2f %9.4f %9.4f %9.2f %9.2f\n",
+                           absl::StrCat(row.shape.experts, "x", row.shape.top_k), row.batch, row.ep,
+                           row.exact, row.policy, row.balanced, row.kept, row.balanced_kept,
+                           row.balanced_experts, row.balanced_us);
+  }
   for (const LayerRow& row : layers) {
     out << absl::StrFormat(
         "one layer shaped as %s, batch %d, context %d, %d threads: %.2f ms; its plan takes %.3f %% "
@@ -195,10 +277,11 @@ void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
 }
 
 void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
-               std::span<const PlannerRow> rows, std::span<const LayerRow> layers,
-               std::ostream& out) {
+               std::span<const PlannerRow> rows, std::span<const RankRow> ranks,
+               std::span<const LayerRow> layers, std::ostream& out) {
   nlohmann::json json{{"policy", config.policy},
                       {"rows", nlohmann::json::array()},
+                      {"ranks", nlohmann::json::array()},
                       {"layers", nlohmann::json::array()}};
   for (const PlannerRow& row : rows) {
     json["rows"].push_back({{"experts_total", row.shape.experts},
@@ -210,6 +293,19 @@ void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
                             {"median_us", row.median_us},
                             {"p90_us", row.p90_us},
                             {"cold_median_us", row.cold_median_us}});
+  }
+  for (const RankRow& row : ranks) {
+    json["ranks"].push_back({{"experts_total", row.shape.experts},
+                             {"top_k", row.shape.top_k},
+                             {"batch", row.batch},
+                             {"ep", row.ep},
+                             {"rank_experts_exact", row.exact},
+                             {"rank_experts", row.policy},
+                             {"rank_experts_balanced", row.balanced},
+                             {"kept_mass", row.kept},
+                             {"kept_mass_balanced", row.balanced_kept},
+                             {"experts_balanced", row.balanced_experts},
+                             {"median_us_balanced", row.balanced_us}});
   }
   for (const LayerRow& row : layers) {
     json["layers"].push_back({{"shape", kLayerShape},
@@ -241,10 +337,15 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
     return policy;
   };
   std::vector<PlannerRow> rows;
+  std::vector<RankRow> ranks;
   for (const Shape& shape : shapes) {
     LYNX_ASSIGN_OR_RETURN(const moe::Policy policy, policy_for(shape));
     for (int32_t batch : batches) {
       rows.push_back(MeasurePlans(traces, policy, shape, batch, config.samples));
+      for (const std::string& text : config.ep) {
+        LYNX_ASSIGN_OR_RETURN(const int32_t ep, ParseRanks(text, shape));
+        ranks.push_back(CountOnRanks(traces, policy, shape, batch, ep, config.samples));
+      }
     }
   }
   const int32_t threads = config.threads > 0 ? config.threads : kernels::UsableCpus();
@@ -255,9 +356,9 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
     layers.push_back(row);
   }
   if (config.json) {
-    PrintJson(config, traces, rows, layers, out);
+    PrintJson(config, traces, rows, ranks, layers, out);
   } else {
-    PrintTable(config, traces, rows, layers, threads, out);
+    PrintTable(config, traces, rows, ranks, layers, threads, out);
   }
   return absl::OkStatus();
 }
@@ -277,6 +378,9 @@ int RunPlannerBench(int argc, const char* const* argv, std::ostream& out, std::o
   flags.AddString("policy", &config.policy, "name or name:key=value,...");
   flags.AddStrings("shapes", &config.shapes, "Experts x top-k, as 64x8");
   flags.AddStrings("batch", &config.batch, "Rows of a step");
+  flags.AddStrings("ep", &config.ep,
+                   "Numbers of ranks that share the experts: count those of the fullest rank, with "
+                   "and without the policy's ep_balance (0 if it has none)");
   flags.AddInt("samples", &config.samples, {1, 1 << 20}, "Plans measured for each row");
   flags.AddInt("threads", &config.threads, {0, 1024},
                "Of the layer; 0: as many as the process may use");

@@ -28,6 +28,7 @@ std::string FamilyOf(const moe::Policy& policy) {
       break;
   }
   if (policy.self_scaled) absl::StrAppend(&family, " self_scaled");
+  if (policy.ep_balance >= 0) absl::StrAppend(&family, " ep_balance=", policy.ep_balance);
   if (policy.kept_ranks() > 0) absl::StrAppend(&family, " floor=", policy.kept_ranks());
   return family;
 }

@@ -208,6 +208,7 @@ constexpr struct {
     {"k0", ParameterType::kInteger},          {"M", ParameterType::kInteger},
     {"fraction", ParameterType::kNumber},     {"coverage", ParameterType::kNumber},
     {"row_coverage", ParameterType::kNumber}, {"lambda", ParameterType::kNumber},
+    {"ep_balance", ParameterType::kNumber},
 };
 
 // The value in the form that moe::MakePolicy reads, nothing for null; `field` names it in errors.

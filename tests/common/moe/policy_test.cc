@@ -31,6 +31,8 @@ TEST(PolicyTest, TextReadsBackAsTheSamePolicy) {
            "budget:coverage=0.9,floor=1",
            "budget:M=20,row_coverage=0.85,floor=1",
            "marginal:lambda=0.25,floor=1",
+           "lynx:ep_balance=0.005",
+           "oea:k0=4,ep_balance=0",
            "marginal:lambda=0,floor=0",
        }) {
     const absl::StatusOr<Policy> policy = ParsePolicy(text);
@@ -64,7 +66,7 @@ TEST(PolicyTest, ErrorsNameWhatIsWrongAndWhatIsAllowed) {
       {"Lynx", "no policy 'Lynx'"},
       {std::string(100, 'x'), "xxxx...'"},
       {"exact:k0=3", "exact takes no 'k0'; it takes nothing"},
-      {"lynx:k0=3", "lynx takes no 'k0'; it takes alpha beta floor self_scaled"},
+      {"lynx:k0=3", "lynx takes no 'k0'; it takes alpha beta floor self_scaled ep_balance"},
       {"lynx:alpha", "must be name:key=value"},
       {"lynx:=3", "must be name:key=value"},
       {"lynx:,", "must be name:key=value"},
@@ -94,6 +96,9 @@ TEST(PolicyTest, ErrorsNameWhatIsWrongAndWhatIsAllowed) {
       {"budget:fraction=0", "fraction is '0': must be above 0 and at most 1"},
       {"budget:coverage=1.01", "coverage is '1.01'"},
       {"marginal", "marginal needs lambda"},
+      {"vote:M=8,ep_balance=1", "ep_balance is '1': must be a number from 0 to below 1"},
+      {"oea:k0=4,ep_balance=-0.1", "ep_balance is '-0.1'"},
+      {"prune:k0=4,ep_balance=0", "prune takes no 'ep_balance'"},
       {"marginal:lambda=-0.1", "lambda is '-0.1'"},
   };
   for (const auto& test : cases) {

@@ -27,7 +27,9 @@ RouterInput InputOf(const Batch& batch, std::span<const Policy* const> policies)
           .policies = policies,
           .valid = batch.valid,
           .remap_mixed = batch.remap_mixed,
-          .expert_cost = batch.expert_cost};
+          .expert_cost = batch.expert_cost,
+          .expert_ranks = batch.expert_ranks,
+          .ranks = batch.ranks};
 }
 
 std::vector<const Policy*> PoliciesOf(const Batch& batch, const Policy& policy) {

@@ -118,6 +118,25 @@ TEST_F(MoeMetricsTest, CountsADecodeStep) {
   ExpectSeries("lynx_moe_kept_gate_mass_ratio_sum", "0.75");
 }
 
+TEST_F(MoeMetricsTest, ImbalanceIsOneUntilRanksShareTheExperts) {
+  const std::string before = "lynx_moe_rank_imbalance_ratio{stage=\"before\"}";
+  const std::string after = "lynx_moe_rank_imbalance_ratio{stage=\"after\"}";
+  model::StepStats stats;
+  stats.plan_seconds = {0, 0, 0};
+  stats.plans = {{}, {.experts_exact = 40, .experts = 30}, {.experts_exact = 20, .experts = 20}};
+  metrics_.OnStep(stats);
+  ExpectSeries(before, "1");
+  ExpectSeries(after, "1");
+
+  stats.plans = {
+      {},
+      {.experts_exact = 40, .experts = 30, .ranks = 4, .rank_experts_exact = 15, .rank_experts = 8},
+      {.experts_exact = 20, .experts = 20, .ranks = 4, .rank_experts_exact = 9, .rank_experts = 7}};
+  metrics_.OnStep(stats);
+  ExpectSeries(before, "1.6");  // 4 * (15 + 9) / 60
+  ExpectSeries(after, "1.2");
+}
+
 TEST_F(MoeMetricsTest, RowsOfAMixedStepCountByTheirOwnPhase) {
   model::StepStats stats;
   stats.phase = moe::Phase::kMixed;

@@ -112,6 +112,18 @@ TEST_F(PlanTest, EveryPolicyTakesItsParameters) {
   EXPECT_EQ(PlanOf({"--policy=lynx", "--k=2"})["exact_active"], 5);  // The default preset.
 }
 
+TEST_F(PlanTest, SaysWhatTheFullestRankHas) {
+  const std::vector<std::string> shared = {"--policy=vote", "--M=3", "--k=2", "--ep=2"};
+  const Json plan = PlanOf(shared);
+  EXPECT_EQ(plan["active"], Json({0, 3, 4}));
+  EXPECT_EQ(plan["exact_rank_active"], 3);  // 3, 4 and 5.
+  EXPECT_EQ(plan["rank_active"], 2);
+
+  const Outcome many = Plan({"--policy=exact", "--k=2", "--ep=7"}, Worked());
+  EXPECT_EQ(many.status, 2);
+  EXPECT_THAT(many.err, HasSubstr("--ep: 7 ranks for the 6 experts"));
+}
+
 TEST_F(PlanTest, PhaseGateAndMarks) {
   const Json exact = PlanOf({"--policy=exact", "--k=2"});
   const std::vector<std::string> lynx = {"--policy=lynx", "--alpha=1", "--beta=2", "--k=2"};

@@ -337,6 +337,7 @@ TEST(ApiRequestTest, APolicyTravelsInItsCanonicalForm) {
            {R"("lynx":{"policy":"lynx","alpha":1e-1,"beta":"none","self_scaled":true})",
             "lynx:alpha=0.1,beta=none,floor=0,self_scaled=true"},
            {R"("lynx":{"policy":"lynx","alpha":2,"beta":null})", "lynx:alpha=2,floor=0"},
+           {R"("lynx":{"policy":"lynx","ep_balance":0.01})", "lynx:ep_balance=0.01"},
            {R"("lynx":{"policy":"vote","M":20})", "vote:M=20,floor=0"},
            {R"("lynx":{"policy":"budget","fraction":0.5,"floor":8})",
             "budget:fraction=0.5,floor=8"}}) {
