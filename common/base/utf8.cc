@@ -44,6 +44,25 @@ size_t Utf8SequenceLength(std::string_view text) {
   return prefix.complete ? prefix.length : 0;
 }
 
+void AppendUtf8(char32_t code_point, std::string& out) {
+  const auto put = [&out](char32_t byte) { out += static_cast<char>(byte); };
+  if (code_point < 0x80) {
+    put(code_point);
+  } else if (code_point < 0x800) {
+    put(0xC0 | (code_point >> 6));
+    put(0x80 | (code_point & 0x3F));
+  } else if (code_point < 0x10000) {
+    put(0xE0 | (code_point >> 12));
+    put(0x80 | ((code_point >> 6) & 0x3F));
+    put(0x80 | (code_point & 0x3F));
+  } else {
+    put(0xF0 | (code_point >> 18));
+    put(0x80 | ((code_point >> 12) & 0x3F));
+    put(0x80 | ((code_point >> 6) & 0x3F));
+    put(0x80 | (code_point & 0x3F));
+  }
+}
+
 bool IsValidUtf8(std::string_view text) {
   while (!text.empty()) {
     const size_t length = Utf8SequenceLength(text);

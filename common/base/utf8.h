@@ -21,6 +21,9 @@ size_t Utf8SequenceLength(std::string_view text);
 
 bool IsValidUtf8(std::string_view text);
 
+// Whatever `code_point`, a surrogate too; at most 0x1FFFFF.
+void AppendUtf8(char32_t code_point, std::string& out);
+
 // `text` with U+FFFD for each maximal malformed part, as the Unicode standard recommends
 // (and `bytes.decode("utf-8", "replace")` of Python does).
 std::string ReplaceInvalidUtf8(std::string_view text);

@@ -1,6 +1,7 @@
 #include "common/text/chat_template.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -108,6 +109,23 @@ ChatInput Calling(std::string_view arguments_json) {
 }
 
 }  // namespace
+
+absl::Status ChatTemplate::CheckRenders() const {
+  const auto talk = [](std::initializer_list<const char*> roles) {
+    ChatInput input;
+    for (const char* role : roles) input.messages.push_back({role, "words", {}});
+    return input;
+  };
+  absl::Status first;
+  for (const ChatInput& input :
+       {talk({"user"}), talk({"system", "user"}), talk({"user", "assistant", "user"}),
+        Calling(R"({"key":"value"})")}) {
+    const absl::Status status = Render(input).status();
+    if (status.ok()) return status;
+    if (first.ok()) first = status;
+  }
+  return first;
+}
 
 bool ChatTemplate::TakesArgumentsAsText() const {
   const auto as_object = Render(Calling(R"({"key":"value"})"));

@@ -33,7 +33,7 @@ struct ChatInput {
 // The chat template of a model: Jinja as the reference runs it (trim_blocks, lstrip_blocks), from
 // chat messages to the text of a prompt.
 //
-// A template that uses what this implementation lacks does not load, and the error names the line.
+// A template that uses what this implementation lacks does not load, and the error names the place.
 // Whatever a loaded template and its input do, rendering ends: work, output and nesting are
 // bounded. Immutable; thread-safe.
 class ChatTemplate {
@@ -45,7 +45,7 @@ class ChatTemplate {
   // {name, template}: "default", and "tool_use" for requests with tools).
   //
   //   NotFound         the model has no chat template: it takes plain prompts only.
-  //   InvalidArgument  names the file, and the line of the template.
+  //   InvalidArgument  names the file, and the place in the template.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Load(const std::filesystem::path& model_dir);
 
   // From the text of a template.
@@ -68,9 +68,14 @@ class ChatTemplate {
   // since templates build control tokens of them.
   //
   //   InvalidArgument  the template refused the messages (its own message, as it wrote it), could
-  //                    not use them ("line N: ..."), or a JSON member is malformed or too deep.
+  //                    not use them ("line N, column M: ..."), or a JSON member is malformed or too
+  //                    deep.
   //   OutOfRange       a limit was reached.
   absl::StatusOr<Prompt> Render(const ChatInput& input) const;
+
+  // Whether some conversation of a few messages can be written; if none can, why the plainest
+  // cannot. Requests would all fail so.
+  absl::Status CheckRenders() const;
 
   // Whether the arguments of a tool call are to be given as JSON text. Most templates want the
   // object, and write it as their model expects it; some put a text into its place. Renders a

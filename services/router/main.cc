@@ -57,6 +57,10 @@ absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
   auto chat_template = text::ChatTemplate::Load(config.model);
   if (chat_template.ok()) {
     model.chat_template = *std::move(chat_template);
+    if (absl::Status fails = model.chat_template->CheckRenders(); !fails.ok()) {
+      telemetry::LogWarning("the chat template fails on every conversation tried",
+                            {{"reason", std::string(fails.message())}});
+    }
   } else if (!absl::IsNotFound(chat_template.status())) {
     return chat_template.status();
   }

@@ -155,9 +155,9 @@ def test_features_that_embedded_engines_lacked_give_the_text_of_jinja(tmp_path, 
 @pytest.mark.parametrize("template,complaint", {
     "a\n{% if messages %}\nb": "'endif'",
     "a\nb\n{{ messages | }}": "line 3",
-    "a\n{% strange %}": "line 2: tag 'strange'",
-    "a\n\n{{ messages | tojson(strange=1) }}": "line 3: filter 'tojson' with argument 'strange'",
-    "{{ strange_now('%Y') }}": "line 1: function 'strange_now'",
+    "a\n{% strange %}": "line 2, column 4: tag 'strange'",
+    "a\n\n{{ messages | tojson(strange=1) }}": "line 3, column 15: filter 'tojson' with argument 'strange'",
+    "{{ strange_now('%Y') }}": "line 1, column 15: function 'strange_now'",
 }.items())
 def test_a_template_that_cannot_be_served_is_named_at_the_start(template, complaint, tmp_path):
     router = Router(tmp_path, template).process

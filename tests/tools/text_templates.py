@@ -45,7 +45,9 @@ def environment():
                           sort_keys=sort_keys)
 
     def strftime_now(form):
-        return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(form)
+        # The reference's datetime.now() has no time zone.
+        now = datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc)
+        return now.replace(tzinfo=None).strftime(form)
 
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                         extensions=[jinja2.ext.loopcontrols, Generation])
@@ -344,6 +346,31 @@ SNIPPETS = [
     "{% for i in [1, [2, [3, 4]], 5] recursive %}{% if i is sequence %}({{ loop(i) }}){% else %}{{ loop.depth }}{{ loop.depth0 }}{{ i }}{{ loop.index }}{{ loop.last }} {% endif %}{% endfor %}",
     "{% for i in [1, 2, [3, 1]] if i != 1 recursive %}{{ i if i is number }}{% if i is not number %}<{{ loop(i) }}>{% endif %}{% else %}none{% endfor %}", "{% for i in l %}{{ loop(l) }}{% endfor %}",
     "{% for i in l recursive %}{{ loop() }}{% endfor %}", "{% for i in [[1]] recursive %}{% for j in i %}{{ j }}{% endfor %}{{ loop.depth }}{% endfor %}",
+    # What Python prints and compares in ways of its own.
+    "{{ range(3) }} {{ range(1, 9, 2) }} {{ range(10)[2:5] }} {{ range(9)[::-2] }} {{ range(5, 0, -1)[1:3] }} {{ range(3)[1] }} {{ range(0) == range(2, 2) }} {{ range(3) == [0, 1, 2] }} {{ range(3) is sequence }} {{ range(4) | length }} {{ range(3).index(1) }} {{ [range(2)] }}",
+    "{{ d.keys() }} {{ d.values() }} {{ d.items() }} {{ {1: 'é'}.keys() }} {{ [d.keys()] }} {{ d.keys() | list }} {{ d.keys() | length }} {{ 'b' in d.keys() }} {{ d.keys() is sequence }}{{ d.keys() is iterable }} {{ 'y' if {}.keys() else 'n' }} {{ '%s' % d.keys() }} {{ d.keys() ~ '' }}",
+    "{{ d.keys()[0] }}|{{ d.items()[0] is defined }}", "{{ d.keys()[:1] }}", "{{ d.keys() | tojson }}", "{{ range(2) | tojson }}", "{{ d.keys() + [1] }}", "{{ range(2) + range(2) }}", "{{ range(2) * 2 }}", "{{ [1] in d.keys() }}", "{{ d.keys().index('a') }}", "{{ range(2) < range(3) }}", "{{ [1] < (2,) }}",
+    "{{ d.keys() == {'b': 2, 'a': 3}.keys() }} {{ {'a': 1, 'b': 2}.items() == {'b': 2, 'a': 1}.items() }} {{ {'a': 1}.items() == {'a': 2}.items() }} {{ d.keys() == d | list }} {{ d.values() == d.values() }} {{ {'a': [1]}.items() == {'a': [1]}.items() }} {{ d.keys() | first }} {{ d.values() | list | last }} {{ d.keys() | sort }} {{ d.keys() | join('-') }}",
+    # Filters that give iterators.
+    "{{ 'y' if [] | select | map('upper') else 'n' }}{% if people | selectattr('zz') %}T{% endif %}{% if {} | items %}T{% endif %}{% if [] | reverse %}T{% endif %}{% if [] | unique %}T{% endif %}{% if [] | batch(2) %}T{% endif %}{{ not ([] | slice(2)) }}",
+    "{% set g = l | select %}{{ g | list }}{{ g | list }}{{ g is iterable }}{{ g is sequence }}{{ g == g }}{{ g == l }}", "{% set g = l | map('string') %}{{ g | first }}{{ g | first }}{{ '3' in g }}{{ g | list }}",
+    "{% set g = l | select %}{{ 3 in g }}{{ g | list }}{% for i in l | select %}{{ i }}{{ loop.length }}{% endfor %}{% for a, b in d | items %}{{ a }}{% endfor %}{{ l | select | reverse | list }}{{ (l | select | reverse) == (l | reverse | list) }}{{ (l | reverse)[0] is defined }}",
+    "{{ l | select | length }}", "{{ l | reverse | last }}", "{{ l | map('string') | tojson }}", "{{ (l | select)[:1] }}", "{{ (l | select) + [1] }}", "{{ (l | select)[0] }}|{{ (people | map(attribute='n'))[-1] is defined }}", "{{ l | select | sort }}{{ l | select | sum }}{{ l | select | max }}{{ l | map('string') | join('.') }}",
+    # Integers beyond 64 bits.
+    "{{ 12345678901234567890 }} {{ -98765432109876543210987 }} {{ -9223372036854775808 }} {{ [1180591620717411303424] }} {{ 9223372036854775808 | tojson }} {{ {9223372036854775808: 1} | tojson }} {{ 12345678901234567890 is number }}{{ 12345678901234567890 is integer }}{{ 12345678901234567890 is float }}",
+    "{{ 18446744073709551616 == 18446744073709551616.0 }} {{ 18446744073709551617 == 18446744073709551616.0 }} {{ 99999999999999999999 > 5 }} {{ -99999999999999999999 < 0.5 }} {{ 99999999999999999999 < 1e300 }} {{ 10000000000000000000 < 9999999999999999999 }} {{ {100000000000000000000: 'q'}[1e20] }} {{ 'y' if 99999999999999999999 }}",
+    "{{ '123456789012345678901234' | int }} {{ 1e20 | int }} {{ '1e20' | int }} {{ -99999999999999999999 | abs }} {{ 99999999999999999999 | float }} {{ 99999999999999999999 | string }} {{ '%s' % 99999999999999999999 }} {{ 0.0 in {0: 1} }} {{ '9223372036854775807' | int }}",
+    # Case by Python's rules.
+    "{{ 'ß ßa ǆx ﬁ ŉ'.title() }} {{ 'ßX'.capitalize() }} {{ 'ßx' | capitalize }} {{ 'ßx-ßy' | title }} {{ 'a中b ª1b ΑΣ ΑΣΑ ΑΣ\'Α Σ'.title() }} {{ 'ǅa ßÉ'.swapcase() }} {{ 'ͅa x́y'.title() }}",
+    # What wants a string.
+    "{{ 5 | indent }}", "{{ l | indent }}", "{{ zz | indent }}", "{{ 5 | truncate(2) }}", "{% filter length %}abc{% endfilter %}", "{% filter list %}abc{% endfilter %}", "{% call d.get('b') %}x{% endcall %}", "{% set q | length %}abc{% endset %}{{ q + 1 }}",
+    "{{ strftime_now('%Y %f|%Z|%z|%%f %%Z %H%%') }}", "{{ zz | dictsort }}", "{{ zz | items | list }}",
+    # Sorting by what is not there, or by several things; what cannot be hashed.
+    "{{ people | sort(attribute='zz') | map(attribute='n') | join }} {{ [{'a': 1, 'b': 'Y'}, {'a': 1, 'b': 'x'}, {'a': 0, 'b': 'z'}] | sort(attribute='a,b') }} {{ [(2, 1), (1, 5)] | sort(attribute=0) }}",
+    "{{ people | sort(attribute='a') }}", "{{ [zz, zz] | sort }}", "{{ [zz, 1] | sort }}", "{{ [[1, zz], [2, 'a'], [1, 'b']] | sort }}", "{{ [1, 'a', 2] | sort }}", "{{ [{'a': 1}, {'a': 2, 'b': 'a'}, {'a': 1, 'b': 'b'}] | sort(attribute='a,b') }}", "{{ [{}] | unique | list }}", "{{ [(1, 'A'), (1, 'a'), 1, 1.0, true, 'B', 'b'] | unique | list }}", "{{ f is even }}{{ 3.0 is odd }}{{ -1.0 is odd }}{{ 4.5 is divisibleby(1.5) }}{{ s is even }}", "{{ s is odd }}", "{{ 1 is divisibleby(0) }}",
+    # Lists as arguments.
+    "{% macro m(a, b=5, c=6) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*l) }}{{ m(*[1], c=2) }}{{ m(0, *(7,)) }}{{ m(*{'k': 1}) }}{{ range(*[1, 4]) | list }}{{ 'abc'.replace(*['a', 'x']) }}",
+    "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*[1, 2]) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*5) }}", "{{ range(*[1], 2) }}",
     # Errors of syntax.
     "{{", "{% if %}", "{% if t %}", "{% endif %}", "{{ 1 + }}", "{{ 'a }}", "{# a", "{% for i in %}{% endfor %}", "{{ a b }}", "{{ (1 }}", "{{ [1 }}",
     "{% unknown %}", "{{ x | nofilter }}", "{{ x is notest }}", "{% set %}", "{{ ) }}", "{% raw %} a", "{{ 1 is }}", "{% break %}", "{{ x | tojson(bad=1) }}",

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 #include "common/text/internal/pre_tokenizer.h"
 #include "common/text/internal/regex.h"
 

@@ -41,6 +41,4 @@ absl::StatusOr<std::unique_ptr<PreTokenizer>> CreatePreTokenizer(const Json* con
 char32_t ByteLevelCodePoint(unsigned char byte);
 int ByteOfCodePoint(char32_t code_point);
 
-void AppendUtf8(char32_t code_point, std::string& out);
-
 }  // namespace lynx::text::internal

@@ -19,6 +19,9 @@
 namespace lynx::cli {
 namespace {
 
+// A config of many layers beside few weights would fill the screen.
+constexpr size_t kShownNames = 50;
+
 int64_t MoeLayers(const model::ModelSpec& spec) {
   return std::count(spec.feed_forward.begin(), spec.feed_forward.end(),
                     model::FeedForwardKind::kMoe);
@@ -119,7 +122,12 @@ class Inspector {
          {std::pair{"missing from the weights: ", &outline.problems.missing},
           std::pair{"disagrees with config.json: ", &outline.problems.wrong},
           std::pair{"belongs to no part of this model: ", &outline.problems.unknown}}) {
-      for (const std::string& name : *names) found_.problems.push_back(absl::StrCat(kind, name));
+      for (size_t i = 0; i < std::min(names->size(), kShownNames); ++i) {
+        found_.problems.push_back(absl::StrCat(kind, (*names)[i]));
+      }
+      if (names->size() > kShownNames) {
+        found_.problems.push_back(absl::StrCat(kind, names->size() - kShownNames, " more"));
+      }
     }
     if (!outline.ignored.empty()) {
       found_.notes.push_back(absl::StrCat(
@@ -160,6 +168,10 @@ class Inspector {
       found_.notes.emplace_back("no chat template: plain prompts only");
     } else if (!chat_template.ok()) {
       Add(chat_template.status());
+    } else if (const absl::Status fails = (*chat_template)->CheckRenders(); !fails.ok()) {
+      found_.notes.push_back(absl::StrCat(
+          "the chat template fails on every conversation tried, as requests of chat will: ",
+          fails.message()));
     }
     const auto defaults = text::LoadGenerationDefaults(folder);
     if (!defaults.ok()) Add(defaults.status());

@@ -214,40 +214,84 @@ TEST(ChatTemplateTest, AConversationCannotSpellControlTokens) {
   EXPECT_EQ(tokenizer->Decode(ids, false), prompt.text);
 }
 
+// Digits that neither a template nor a client may lose: ids of tool calls are such.
+TEST(ChatTemplateTest, IntegersBeyond64BitsKeepTheirDigits) {
+  ChatInput input;
+  input.messages.push_back({"user", "hi", R"({"ids":[18446744073709551615, -9223372036854775809,
+      123456789012345678901234567890, 9223372036854775807, -9223372036854775808]})"});
+  const auto render = [&input](const char* source) {
+    return ChatTemplate::Parse(source, {}).value()->Render(input);
+  };
+  constexpr char kDigits[] =
+      "[18446744073709551615, -9223372036854775809, 123456789012345678901234567890, "
+      "9223372036854775807, -9223372036854775808]";
+  EXPECT_EQ(render("{{ messages[0].ids | tojson }}").value().text, kDigits);
+  EXPECT_EQ(render("{{ messages[0].ids }}").value().text, kDigits);
+  EXPECT_EQ(render("{{ messages[0].ids[2] }}{% for i in messages[0].ids[:1] %} {{ i }}{% endfor %}")
+                .value()
+                .text,
+            "123456789012345678901234567890 18446744073709551615");
+  EXPECT_THAT(render("{{ messages[0].ids[2] + 1 }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("'+' does not work for a int beyond 64 bits and a int")));
+  // As many as Python takes.
+  EXPECT_THAT(LoadError("{{ " + std::string(4301, '9') + " }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4301 digits")));
+}
+
+TEST(ChatTemplateTest, TheTimeHasMicrosecondsAndNoZone) {
+  ChatInput input;
+  input.now = absl::FromUnixMicros(1767225600'000042);
+  const auto chat = ChatTemplate::Parse("{{ strftime_now('%H:%M:%S.%f%Z%z|%%f') }}", {}).value();
+  EXPECT_EQ(chat->Render(input).value().text, "00:00:00.000042|%f");
+}
+
 TEST(ChatTemplateTest, RaiseExceptionGivesTheTemplatesOwnMessage) {
   EXPECT_THAT(Render("a\n{{ raise_exception('Roles must alternate') }}"),
               StatusIs(absl::StatusCode::kInvalidArgument, "Roles must alternate"));
 }
 
-TEST(ChatTemplateTest, ErrorsOfUseNameTheLine) {
-  EXPECT_THAT(Render("a\n\n{{ messages[0].content + 1 }}"),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 3")));
+TEST(ChatTemplateTest, ErrorsOfUseNameThePlace) {
+  EXPECT_THAT(
+      Render("a\n\n{{ messages[0].content + 1 }}"),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 3, column 15: an item")));
   EXPECT_THAT(Render("{% for i in [1] %}\n{% if true %}\n{{ nothing.x }}\n{% endif %}{% endfor %}"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("line 3"), HasSubstr("'nothing' is undefined"))));
+                       HasSubstr("line 3, column 11: 'nothing' is undefined")));
+  // Characters are counted, not bytes.
+  EXPECT_THAT(Render("é日{% if true %}{{ 'é' ~ nothing.x }}{% endif %}"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("line 1, column 32: 'nothing' is undefined")));
 }
 
-TEST(ChatTemplateTest, WhatIsNotSupportedIsRefusedAtLoadWithItsLine) {
+TEST(ChatTemplateTest, WhatIsNotSupportedIsRefusedAtLoadWithItsPlace) {
   for (const auto& [source, message] : std::vector<std::pair<std::string, std::string>>{
-           {"a\n{% include 'x' %}", "line 2: tag 'include'"},
-           {"a\n{% extends 'x' %}", "line 2: tag 'extends'"},
-           {"\n\n{% block b %}{% endblock %}", "line 3: tag 'block'"},
-           {"{% call m() %}{% endcall %}", "line 1: function 'm'"},
-           {"{% macro m() %}{% endmacro %}{% call m %}{% endcall %}", "line 1: expected a call"},
+           {"a\n{% include 'x' %}", "line 2, column 4: tag 'include'"},
+           {"a\n{% extends 'x' %}", "line 2, column 4: tag 'extends'"},
+           {"\n\n{% block b %}{% endblock %}", "line 3, column 4: tag 'block'"},
+           {"{% call m() %}{% endcall %}", "line 1, column 10: function 'm'"},
+           {"{% macro m() %}{% endmacro %}{% call m %}{% endcall %}",
+            "line 1, column 40: expected a call"},
            {"{% for x in y %}{% call x() %}{% break %}{% endcall %}{% endfor %}",
             "'break' outside"},
-           {"{% set x = 1 %}\n{{ x | xmlattr }}", "line 2: filter 'xmlattr'"},
-           {"{{ x is weird }}", "line 1: test 'weird'"},
-           {"{{ lipsum() }}", "line 1: function 'lipsum'"},
-           {"{{ x.encode('utf8') }}", "line 1: method 'encode'"},
-           {"{{ x | tojson(default=1) }}", "line 1: filter 'tojson' with argument 'default'"},
-           {"{{ x | map('nofilter') }}", "line 1: filter 'nofilter'"},
-           {"{{ x | selectattr('a', 'notest') }}", "line 1: test 'notest'"},
-           {"{{ x | groupby('a') }}", "line 1: filter 'groupby'"},
-           {"{% for x in y %}{% macro m() %}{% endmacro %}{% endfor %}", "line 1: a macro inside"},
-           {"{% if x %}\n{{ 1 +\n }}{% endif %}", "line 3: expected an expression"},
+           {"{% set x = 1 %}\n{{ x | xmlattr }}", "line 2, column 8: filter 'xmlattr'"},
+           {"{{ x is weird }}", "line 1, column 9: test 'weird'"},
+           {"{{ lipsum() }}", "line 1, column 4: 'lipsum'"},
+           {"{{ x.encode('utf8') }}", "line 1, column 12: method 'encode'"},
+           {"{{ x | tojson(default=1) }}",
+            "line 1, column 8: filter 'tojson' with argument 'default'"},
+           {"{{ x | map('nofilter') }}", "line 1, column 8: filter 'nofilter'"},
+           {"{{ x | selectattr('a', 'notest') }}", "line 1, column 8: test 'notest'"},
+           {"{{ x | groupby('a') }}", "line 1, column 8: filter 'groupby'"},
+           {"{% for x in y %}{% macro m() %}{% endmacro %}{% endfor %}",
+            "line 1, column 20: a macro inside"},
+           {"{% if x %}\n{{ 1 +\n }}{% endif %}", "line 3, column 2: expected an expression"},
            {"{% for x in y %}", "'endfor' is missing"},
-           {"{{ f(*x) }}", "line 1: function 'f'"}}) {
+           {"{% if cycler is defined %}{% endif %}", "line 1, column 7: 'cycler'"},
+           {"{% macro m() %}{{ varargs }}{% endmacro %}", "line 1, column 19: 'varargs'"},
+           {"{{ [x][0](**x) }}", "line 1, column 11: '**' arguments"},
+           {"{{ x | join(*x) }}", "line 1, column 13: '*' arguments"},
+           {"{{ f(*x) }}", "line 1, column 5: function 'f'"}}) {
     EXPECT_THAT(LoadError(source), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)))
         << source;
   }
@@ -451,6 +495,25 @@ TEST(ChatTemplateLoadTest, AListHasATemplateForTools) {
   ChatInput input;
   input.tools_json = "[1]";
   EXPECT_EQ(chat->Render(input).value().text, "[1]");
+}
+
+// For the start-up of a server: one that fails always would be found at the first request else.
+TEST(ChatTemplateTest, ATemplateThatFailsOnEveryConversationSaysSo) {
+  const auto check = [](const char* source) {
+    return ChatTemplate::Parse(source, {}).value()->CheckRenders();
+  };
+  EXPECT_THAT(check("x\n{{ messages[0].content / 2 }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 2, column 24: '/'")));
+  EXPECT_THAT(check("{{ raise_exception('never') }}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "never"));
+  // Each of these takes one kind of conversation only.
+  for (const char* source :
+       {"{% if messages | length != 1 %}{{ raise_exception('no') }}{% endif %}",
+        "{% if messages[0].role != 'system' %}{{ nothing.x }}{% endif %}",
+        "{% if messages[-2].role != 'assistant' %}{{ nothing.x }}{% endif %}",
+        "{% if not tools %}{{ nothing.x }}{% endif %}"}) {
+    EXPECT_THAT(check(source), IsOk()) << source;
+  }
 }
 
 TEST(ChatTemplateLoadTest, MistakesNameTheFileAndTheLine) {

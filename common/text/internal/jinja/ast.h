@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/text/internal/jinja/place.h"
 #include "common/text/internal/jinja/value.h"
 
 namespace lynx::text::jinja {
@@ -34,10 +35,11 @@ struct Expr {
     kBinary,       // args[0] text args[1], arithmetic
     kCompare,      // args[0] operators[0] args[1] operators[1] args[2] ...
     kConcat,       // args joined as strings
+    kSpread,       // *args[0], an argument of a call
   };
 
   Kind kind;
-  int line = 0;
+  Place place;
   int depth = 1;
   std::string text;
   Value constant;
@@ -90,7 +92,7 @@ struct Statement {
   };
 
   Kind kind;
-  int line = 0;
+  Place place;
   Text text;
   ExprPtr value;  // Of kSetBlock and kFilter: filters around a placeholder name, or null.
   ExprPtr condition;

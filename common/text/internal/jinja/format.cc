@@ -46,7 +46,7 @@ class Formatter {
       out.Append(piece);
       LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(piece.size()) + kItemCost));
     }
-    const bool is_tuple = values_.list() != nullptr && values_.list()->is_tuple;
+    const bool is_tuple = values_.list() != nullptr && values_.list()->is_tuple();
     const size_t given = is_tuple ? values_.list()->items.size() : 1;
     if (values_.dict() == nullptr && used_ < given) {
       return Bad("not all arguments converted during string formatting");
@@ -73,7 +73,7 @@ class Formatter {
       if (found == nullptr) return Bad("the mapping has no '" + *name + "'");
       return *found;
     }
-    const bool is_tuple = values_.list() != nullptr && values_.list()->is_tuple;
+    const bool is_tuple = values_.list() != nullptr && values_.list()->is_tuple();
     const size_t index = used_++;
     if (is_tuple && index < values_.list()->items.size()) return values_.list()->items[index];
     if (is_tuple || index > 0) return Bad("not enough arguments for format string");

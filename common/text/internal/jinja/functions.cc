@@ -9,14 +9,19 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <initializer_list>
 #include <limits>
 #include <optional>
+#include <set>
+#include <span>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
 #include "common/text/internal/jinja/format.h"
@@ -89,28 +94,74 @@ absl::StatusOr<std::string> MapCase(const std::string& text, bool upper) {
   return out;
 }
 
+// What Python writes a word's first character as: 'ß' becomes "Ss".
+absl::StatusOr<std::string> TitleCase(std::string_view character) {
+  UErrorCode error = U_ZERO_ERROR;
+  std::string out;
+  icu::StringByteSink<std::string> sink(&out);
+  icu::CaseMap::utf8ToTitle("", U_TITLECASE_WHOLE_STRING | U_TITLECASE_NO_BREAK_ADJUSTMENT, nullptr,
+                            {character.data(), static_cast<int32_t>(character.size())}, sink,
+                            nullptr, error);
+  if (U_FAILURE(error)) return absl::InternalError("changing case failed");
+  return out;
+}
+
 absl::StatusOr<std::string> Capitalize(const std::string& text) {
   const std::vector<std::string_view> characters = CodePoints(text);
   if (characters.empty()) return text;
-  LYNX_ASSIGN_OR_RETURN(const std::string first, MapCase(std::string(characters[0]), true));
+  LYNX_ASSIGN_OR_RETURN(const std::string first, TitleCase(characters[0]));
   LYNX_ASSIGN_OR_RETURN(const std::string rest, MapCase(text.substr(characters[0].size()), false));
   return first + rest;
 }
 
-// A capital behind each of `separators` or, without any, behind each character that is no letter.
-absl::StatusOr<std::string> Title(const std::string& text, std::string_view separators) {
+UChar32 CodePointOf(std::string_view character) {
+  UChar32 c = 0;
+  int32_t at = 0;
+  U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
+                  static_cast<int32_t>(character.size()), c);
+  return c;
+}
+
+bool IsCased(std::string_view character) {
+  return u_hasBinaryProperty(CodePointOf(character), UCHAR_CASED);
+}
+
+// A sigma that ends a word has a form of its own. `rest` is what follows.
+std::string_view LowerSigma(std::span<const std::string_view> rest) {
+  const auto next = std::find_if(rest.begin(), rest.end(), [](std::string_view character) {
+    return !u_hasBinaryProperty(CodePointOf(character), UCHAR_CASE_IGNORABLE);
+  });
+  return next != rest.end() && IsCased(*next) ? "σ" : "ς";
+}
+
+// str.title(): what follows no letter with a case begins a word.
+absl::StatusOr<std::string> Title(const std::string& text) {
+  const std::vector<std::string_view> characters = CodePoints(text);
+  std::string out;
+  bool starts = true;
+  for (size_t i = 0; i < characters.size(); ++i) {
+    const std::string_view character = characters[i];
+    if (!starts && character == "Σ") {
+      out += LowerSigma(std::span(characters).subspan(i + 1));
+    } else {
+      LYNX_ASSIGN_OR_RETURN(const std::string mapped,
+                            starts ? TitleCase(character) : MapCase(std::string(character), false));
+      out += mapped;
+    }
+    starts = !IsCased(character);
+  }
+  return out;
+}
+
+// The filter, which goes by separators.
+absl::StatusOr<std::string> TitleWords(const std::string& text) {
+  constexpr std::string_view kSeparators = "-({[<";
   std::string out;
   bool starts = true;
   for (const std::string_view character : CodePoints(text)) {
-    UChar32 c = 0;
-    int32_t at = 0;
-    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
-                    static_cast<int32_t>(character.size()), c);
     LYNX_ASSIGN_OR_RETURN(const std::string mapped, MapCase(std::string(character), starts));
     out += mapped;
-    starts = separators.empty()
-                 ? !u_isalpha(c)
-                 : IsSpace(character) || separators.find(character) != std::string_view::npos;
+    starts = IsSpace(character) || kSeparators.find(character) != std::string_view::npos;
   }
   return out;
 }
@@ -299,7 +350,7 @@ absl::StatusOr<std::optional<Window>> WindowOf(std::string_view text,
 
 absl::StatusOr<bool> HasAffix(std::string_view text, const std::optional<Value>& affix,
                               bool at_end) {
-  if (affix.has_value() && affix->list() != nullptr && affix->list()->is_tuple) {
+  if (affix.has_value() && affix->list() != nullptr && affix->list()->is_tuple()) {
     for (const Value& one : affix->list()->items) {
       LYNX_ASSIGN_OR_RETURN(const bool has, HasAffix(text, one, at_end));
       if (has) return true;
@@ -312,11 +363,7 @@ absl::StatusOr<bool> HasAffix(std::string_view text, const std::optional<Value>&
 
 bool AllOf(const std::string& text, bool (*test)(UChar32)) {
   for (const std::string_view character : CodePoints(text)) {
-    UChar32 c = 0;
-    int32_t at = 0;
-    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
-                    static_cast<int32_t>(character.size()), c);
-    if (!test(c)) return false;
+    if (!test(CodePointOf(character))) return false;
   }
   return !text.empty();
 }
@@ -325,10 +372,7 @@ bool AllOf(const std::string& text, bool (*test)(UChar32)) {
 bool HasOnlyCase(const std::string& text, bool upper) {
   bool found = false;
   for (const std::string_view character : CodePoints(text)) {
-    UChar32 c = 0;
-    int32_t at = 0;
-    U8_NEXT_OR_FFFD(reinterpret_cast<const uint8_t*>(character.data()), at,
-                    static_cast<int32_t>(character.size()), c);
+    const UChar32 c = CodePointOf(character);
     if (upper ? u_isULowercase(c) : u_isUUppercase(c)) return false;
     if (upper ? u_isUUppercase(c) : u_isULowercase(c)) found = true;
   }
@@ -337,7 +381,7 @@ bool HasOnlyCase(const std::string& text, bool upper) {
 
 absl::StatusOr<size_t> Length(const Value& value) {
   if (value.is_string()) return CodePointCount(value.as_string());
-  if (value.list() != nullptr) return value.list()->items.size();
+  if (value.list() != nullptr && !value.list()->is_iterator()) return value.list()->items.size();
   if (value.dict() != nullptr) return value.dict()->items.size();
   if (value.loop() != nullptr) return value.loop()->items.size();
   if (value.is_undefined()) return size_t{0};
@@ -371,29 +415,46 @@ absl::StatusOr<Value> Folded(const Value& value, bool case_sensitive) {
 // More than any budget, and small enough to be multiplied.
 int64_t CappedWeight(const Value& value) { return std::min(value.weight(), int64_t{1} << 32); }
 
+// What an item is sorted by: a list of itself, or of what the attributes "a,b" are. Equal ones of
+// them need no order.
+absl::StatusOr<Value> SortKey(const Value& item, const std::optional<Value>& attribute,
+                              bool case_sensitive, Budget& budget) {
+  std::vector<Value> parts;
+  const auto add = [&](const Value& path) -> absl::Status {
+    LYNX_ASSIGN_OR_RETURN(const Value part, Follow(item, path, budget));
+    LYNX_ASSIGN_OR_RETURN(Value folded, Folded(part, case_sensitive));
+    parts.push_back(std::move(folded));
+    return absl::OkStatus();
+  };
+  if (attribute.has_value() && attribute->is_string()) {
+    for (const absl::string_view path : absl::StrSplit(attribute->as_string(), ',')) {
+      LYNX_RETURN_IF_ERROR(add(Value(std::string(path))));
+    }
+  } else {
+    LYNX_RETURN_IF_ERROR(add(attribute.value_or(Value(None{}))));
+  }
+  return MakeList(std::move(parts));
+}
+
 // Items with the keys they are compared by, in order.
 absl::StatusOr<std::vector<Value>> Sorted(const std::vector<Value>& items,
                                           const std::optional<Value>& attribute,
                                           bool case_sensitive, bool reverse, Budget& budget) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& item : items) {
-    LYNX_ASSIGN_OR_RETURN(const Value key, Follow(item, attribute, budget));
-    LYNX_ASSIGN_OR_RETURN(Value folded, Folded(key, case_sensitive));
-    keyed.emplace_back(std::move(folded), item);
-  }
-  // A failing comparison must not reach std::sort half-way, so that all pairs that it could look at
-  // have an order: check neighbours first (types are few).
-  for (size_t i = 1; i < keyed.size(); ++i) {
-    LYNX_ASSIGN_OR_RETURN(const int order, Compare(keyed[i - 1].first, keyed[i].first));
-    (void)order;
+    LYNX_ASSIGN_OR_RETURN(Value key, SortKey(item, attribute, case_sensitive, budget));
+    keyed.emplace_back(std::move(key), item);
   }
   int64_t weight = 0;
   for (const auto& [key, item] : keyed) weight += kItemCost + CappedWeight(key) / 4;
   LYNX_RETURN_IF_ERROR(budget.Spend(weight * 20));  // Not over 2^20 items get here.
-  std::stable_sort(keyed.begin(), keyed.end(), [reverse](const auto& a, const auto& b) {
+  absl::Status fails;                               // Of some pair that has no order.
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     const absl::StatusOr<int> order = Compare(a.first, b.first);
+    if (!order.ok()) fails = order.status();
     return order.ok() && (reverse ? *order > 0 : *order < 0);
   });
+  LYNX_RETURN_IF_ERROR(fails);
   std::vector<Value> sorted;
   for (auto& [key, item] : keyed) sorted.push_back(std::move(item));
   return sorted;
@@ -489,28 +550,40 @@ absl::StatusOr<Value> FilterInt(const Value& value, const Bound& args, Budget&) 
   LYNX_ASSIGN_OR_RETURN(const int64_t base, IntOf(args[1], 10, "'base'"));
   if (base < 2 || base > 36) return Bad("'base' must be in 2..36");
   if (value.is_integral()) return Value(value.as_int());
+  if (value.big_integer() != nullptr) return value;
   double number = 0;
   if (value.is_float()) {
     number = value.as_double();
+    if (!std::isfinite(number)) return Bad("an infinite number, or none, is no integer");
   } else if (value.is_string()) {
     std::string_view text = StripSpace(value.as_string(), true, true);
     if (text.starts_with('+')) text.remove_prefix(1);
     int64_t integer = 0;
     const auto result =
         std::from_chars(text.data(), text.data() + text.size(), integer, static_cast<int>(base));
-    if (result.ec == std::errc() && result.ptr == text.data() + text.size()) return Value(integer);
+    const bool is_whole = result.ptr == text.data() + text.size();
+    if (result.ec == std::errc() && is_whole) return Value(integer);
+    if (result.ec == std::errc::result_out_of_range && is_whole) {
+      if (base == 10) return MakeInteger(text);
+      return Bad("an integer beyond 64 bits of base " + std::to_string(base) + " is not read");
+    }
     if (!absl::SimpleAtod(absl::string_view(text.data(), text.size()), &number)) return fallback;
   } else {
     return fallback;
   }
-  if (!(std::abs(number) < 9e18)) return fallback;
-  return Value(static_cast<int64_t>(number));
+  if (!std::isfinite(number)) return fallback;
+  return MakeInteger(absl::StrFormat("%.0f", std::trunc(number)));
 }
 
 absl::StatusOr<Value> FilterFloat(const Value& value, const Bound& args, Budget&) {
   const Value fallback = args[0].has_value() ? *args[0] : Value(0.0);
   if (value.is_number()) return Value(value.as_double());
   double number = 0;
+  if (const BigInteger* big = value.big_integer()) {
+    number = std::strtod(big->digits.c_str(), nullptr);
+    if (std::isinf(number)) return Bad("the integer is too large for a float");
+    return Value(number);
+  }
   if (value.is_string() && absl::SimpleAtod(value.as_string(), &number)) return Value(number);
   return fallback;
 }
@@ -531,7 +604,7 @@ absl::StatusOr<Value> FilterLower(const Value& value, const Bound&, Budget& budg
 
 absl::StatusOr<Value> FilterTitle(const Value& value, const Bound&, Budget&) {
   LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
-  LYNX_ASSIGN_OR_RETURN(std::string out, Title(text.bytes(), "-({[<"));
+  LYNX_ASSIGN_OR_RETURN(std::string out, TitleWords(text.bytes()));
   return Value(Text::From(text, std::move(out)));
 }
 
@@ -548,7 +621,13 @@ absl::StatusOr<Value> FilterDefault(const Value& value, const Bound& args, Budge
 }
 
 absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
-  if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.front();
+  if (const List* list = value.list()) {
+    const size_t at = list->is_iterator() ? list->taken : 0;
+    if (at < list->items.size()) {
+      if (list->is_iterator()) ++list->taken;
+      return list->items[at];
+    }
+  }
   if (value.dict() != nullptr && !value.dict()->items.empty()) {
     return value.dict()->Key(value.dict()->items.front().first);
   }
@@ -561,6 +640,9 @@ absl::StatusOr<Value> FilterFirst(const Value& value, const Bound&, Budget&) {
 }
 
 absl::StatusOr<Value> FilterLast(const Value& value, const Bound&, Budget&) {
+  if (value.list() != nullptr && value.list()->is_iterator()) {
+    return Bad("an iterator has no last item that can be reached: it has no '| list'");
+  }
   if (value.list() != nullptr && !value.list()->items.empty()) return value.list()->items.back();
   if (value.dict() != nullptr && !value.dict()->items.empty()) {
     return value.dict()->Key(value.dict()->items.back().first);
@@ -579,23 +661,30 @@ absl::StatusOr<Value> FilterReverse(const Value& value, const Bound&, Budget& bu
   LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, Iterate(value));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
   std::reverse(items.begin(), items.end());
-  if (!value.is_string()) return MakeList(std::move(items));
+  if (!value.is_string()) {
+    const bool was_iterator = value.list() != nullptr && value.list()->is_iterator();
+    return MakeList(std::move(items), was_iterator ? List::Kind::kList : List::Kind::kIterator);
+  }
   Text out;
   for (const Value& item : items) out.Append(item.as_text());
   return Value(std::move(out));
 }
 
-absl::StatusOr<Value> FilterItems(const Value& value, const Bound&, Budget& budget) {
+// Pairs of keys and values.
+absl::StatusOr<Value> ItemsOf(const Dict& dict, List::Kind kind, Budget& budget) {
+  LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(dict.items.size()) * 32));
   std::vector<Value> pairs;
-  if (!value.is_undefined()) {
-    if (value.dict() == nullptr) return Bad("items needs a mapping");
-    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(value.dict()->items.size()) * 32));
-    for (const auto& [key, item] : value.dict()->items) {
-      LYNX_ASSIGN_OR_RETURN(Value pair, MakeList({value.dict()->Key(key), item}, true));
-      pairs.push_back(std::move(pair));
-    }
+  for (const auto& [key, item] : dict.items) {
+    LYNX_ASSIGN_OR_RETURN(Value pair, MakeList({dict.Key(key), item}, List::Kind::kTuple));
+    pairs.push_back(std::move(pair));
   }
-  return MakeList(std::move(pairs));
+  return MakeList(std::move(pairs), kind);
+}
+
+absl::StatusOr<Value> FilterItems(const Value& value, const Bound&, Budget& budget) {
+  if (value.is_undefined()) return MakeList({}, List::Kind::kIterator);
+  if (value.dict() == nullptr) return Bad("items needs a mapping");
+  return ItemsOf(*value.dict(), List::Kind::kIterator, budget);
 }
 
 absl::StatusOr<Value> FilterReplace(const Value& value, const Bound& args, Budget& budget) {
@@ -608,9 +697,18 @@ absl::StatusOr<Value> FilterReplace(const Value& value, const Bound& args, Budge
   return Replace(text, from.bytes(), to, count, budget);
 }
 
+// As Python has it: of the sign of the divisor.
+double Remainder(double a, double b) {
+  const double rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 absl::StatusOr<Value> FilterAbs(const Value& value, const Bound&, Budget&) {
   if (value.is_integral() && value.as_int() > INT64_MIN) return Value(std::abs(value.as_int()));
   if (value.is_float()) return Value(std::abs(value.as_double()));
+  if (const BigInteger* big = value.big_integer()) {
+    return MakeInteger(std::string_view(big->digits).substr(big->digits[0] == '-' ? 1 : 0));
+  }
   return Bad("abs needs a number");
 }
 
@@ -702,26 +800,22 @@ absl::StatusOr<Value> FilterSort(const Value& value, const Bound& args, Budget& 
 
 absl::StatusOr<Value> FilterUnique(const Value& value, const Bound& args, Budget& budget) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
-  std::vector<Value> keys;
+  std::set<std::string> seen;
   std::vector<Value> kept;
   for (const Value& item : items) {
     LYNX_ASSIGN_OR_RETURN(const Value raw, Follow(item, args[1], budget));
     LYNX_ASSIGN_OR_RETURN(const Value key, Folded(raw, FlagOf(args[0], false)));
-    LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(keys.size()) * kItemCost));
-    if (key.weight() > 0 && !key.is_string()) {
-      LYNX_RETURN_IF_ERROR(budget.Spend(CappedWeight(key) * static_cast<int64_t>(keys.size())));
-    }
-    const bool seen = std::any_of(keys.begin(), keys.end(),
-                                  [&key](const Value& other) { return Equal(key, other); });
-    if (seen) continue;
-    keys.push_back(key);
-    kept.push_back(item);
+    LYNX_RETURN_IF_ERROR(budget.Spend(4 * kItemCost + CappedWeight(key)));
+    LYNX_ASSIGN_OR_RETURN(std::string name, KeyName(key));
+    if (seen.insert(std::move(name)).second) kept.push_back(item);
   }
-  return MakeList(std::move(kept));
+  return MakeList(std::move(kept), List::Kind::kIterator);
 }
 
 absl::StatusOr<Value> FilterDictSort(const Value& value, const Bound& args, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(const Value pairs, FilterItems(value, {}, budget));
+  if (value.is_undefined()) return value.UndefinedError();
+  if (value.dict() == nullptr) return Bad("dictsort needs a mapping");
+  LYNX_ASSIGN_OR_RETURN(const Value pairs, ItemsOf(*value.dict(), List::Kind::kList, budget));
   const bool by_value = args[1].has_value() && Equal(*args[1], Value("value"));
   if (args[1].has_value() && !by_value && !Equal(*args[1], Value("key"))) {
     return Bad("dictsort sorts by 'key' or 'value'");
@@ -733,7 +827,8 @@ absl::StatusOr<Value> FilterDictSort(const Value& value, const Bound& args, Budg
 }
 
 absl::StatusOr<Value> FilterIndent(const Value& value, const Bound& args, Budget& budget) {
-  LYNX_ASSIGN_OR_RETURN(Text text, Str(value));
+  if (value.is_undefined()) return value.UndefinedError();
+  LYNX_ASSIGN_OR_RETURN(Text text, TextOf(value, "what to indent"));
   Text indent(std::string(4, ' '));
   if (args[0].has_value() && args[0]->is_string()) {
     indent = args[0]->as_text();
@@ -796,7 +891,7 @@ absl::StatusOr<Value> FilterBatch(const Value& value, const Bound& args, Budget&
     LYNX_ASSIGN_OR_RETURN(Value list, MakeList(std::move(batch)));
     batches.push_back(std::move(list));
   }
-  return MakeList(std::move(batches));
+  return MakeList(std::move(batches), List::Kind::kIterator);
 }
 
 absl::StatusOr<Value> FilterSlice(const Value& value, const Bound& args, Budget& budget) {
@@ -818,11 +913,12 @@ absl::StatusOr<Value> FilterSlice(const Value& value, const Bound& args, Budget&
     LYNX_ASSIGN_OR_RETURN(Value list, MakeList(std::move(slice)));
     slices.push_back(std::move(list));
   }
-  return MakeList(std::move(slices));
+  return MakeList(std::move(slices), List::Kind::kIterator);
 }
 
 absl::StatusOr<Value> FilterTruncate(const Value& value, const Bound& args, Budget&) {
-  LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
+  if (value.is_undefined()) return value;
+  LYNX_ASSIGN_OR_RETURN(const Text text, TextOf(value, "what to truncate"));
   LYNX_ASSIGN_OR_RETURN(const int64_t length, IntOf(args[0], 255, "'length'"));
   Text end("...");
   if (args[2].has_value()) {
@@ -876,8 +972,9 @@ absl::StatusOr<Value> FilterFormat(const Value& value, const Arguments& args, Bu
   LYNX_ASSIGN_OR_RETURN(const Text format, Str(value));
   Dict named;
   for (const auto& [key, argument] : args.named) named.Set(key, argument);
-  LYNX_ASSIGN_OR_RETURN(const Value values, args.named.empty() ? MakeList(args.positional, true)
-                                                               : MakeDict(std::move(named)));
+  LYNX_ASSIGN_OR_RETURN(const Value values, args.named.empty()
+                                                ? MakeList(args.positional, List::Kind::kTuple)
+                                                : MakeDict(std::move(named)));
   LYNX_ASSIGN_OR_RETURN(Text out, FormatPercent(format, values, budget));
   return Value(std::move(out));
 }
@@ -986,7 +1083,7 @@ int64_t FilterCost(std::string_view name, const Value& value) {
 absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
                                       const Arguments& args, Budget& budget) {
   // None, like an empty list, gives nothing.
-  if (!Truthy(value)) return MakeList({});
+  if (!Truthy(value)) return MakeList({}, List::Kind::kIterator);
   LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(items.size()) * 16));
   std::vector<Value> out;
@@ -1008,7 +1105,7 @@ absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
       }
       out.push_back(std::move(mapped));
     }
-    return MakeList(std::move(out));
+    return MakeList(std::move(out), List::Kind::kIterator);
   }
   const bool by_attribute = name.ends_with("attr");
   const bool wanted = name.starts_with("select");
@@ -1029,7 +1126,7 @@ absl::StatusOr<Value> ApplyItemFilter(std::string_view name, const Value& value,
     }
     if (holds == wanted) out.push_back(item);
   }
-  return MakeList(std::move(out));
+  return MakeList(std::move(out), List::Kind::kIterator);
 }
 
 constexpr std::array<std::string_view, 39> kTests = {
@@ -1076,12 +1173,12 @@ absl::StatusOr<Value> Partition(const Text& text, const std::string& name, const
   const std::string& bytes = text.bytes();
   const size_t at = from_right ? bytes.rfind(mark.bytes()) : bytes.find(mark.bytes());
   if (at == std::string::npos) {
-    if (from_right) return MakeList({Value(""), Value(""), Value(text)}, true);
-    return MakeList({Value(text), Value(""), Value("")}, true);
+    if (from_right) return MakeList({Value(""), Value(""), Value(text)}, List::Kind::kTuple);
+    return MakeList({Value(text), Value(""), Value("")}, List::Kind::kTuple);
   }
   return MakeList(
       {Value(text.Part(0, at)), Value(mark), Value(text.Part(at + mark.size(), bytes.size()))},
-      true);
+      List::Kind::kTuple);
 }
 
 absl::StatusOr<Value> Fill(const Text& text, const std::string& name, const Arguments& args,
@@ -1111,8 +1208,13 @@ absl::StatusOr<Value> Fill(const Text& text, const std::string& name, const Argu
 absl::StatusOr<std::string> SwapCase(const std::string& text) {
   std::string out;
   for (const std::string_view character : CodePoints(text)) {
-    const bool is_upper = HasOnlyCase(std::string(character), true);
-    LYNX_ASSIGN_OR_RETURN(const std::string mapped, MapCase(std::string(character), !is_upper));
+    const UChar32 c = CodePointOf(character);
+    if (!u_isULowercase(c) && !u_isUUppercase(c)) {
+      out += character;
+      continue;
+    }
+    LYNX_ASSIGN_OR_RETURN(const std::string mapped,
+                          MapCase(std::string(character), u_isULowercase(c)));
     out += mapped;
   }
   return out;
@@ -1215,7 +1317,7 @@ absl::StatusOr<Value> CallStringMethod(const Text& self, const std::string& name
     return Value(Text::From(self, std::move(out)));
   }
   if (name == "title") {
-    LYNX_ASSIGN_OR_RETURN(std::string out, Title(text, ""));
+    LYNX_ASSIGN_OR_RETURN(std::string out, Title(text));
     return Value(Text::From(self, std::move(out)));
   }
   if (name == "swapcase") {
@@ -1256,13 +1358,13 @@ absl::StatusOr<Value> CallDictMethod(const Value& self, const std::string& name,
     return bound[1].has_value() ? *bound[1] : Value(None{});
   }
   LYNX_RETURN_IF_ERROR(Bind(name, {}, args).status());
-  if (name == "items") return FilterItems(self, {}, budget);
+  if (name == "items") return ItemsOf(dict, List::Kind::kItems, budget);
   LYNX_RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(dict.items.size()) * 16));
   std::vector<Value> out;
   for (const auto& [key, value] : dict.items) {
     out.push_back(name == "keys" ? dict.Key(key) : value);
   }
-  return MakeList(std::move(out));
+  return MakeList(std::move(out), name == "keys" ? List::Kind::kKeys : List::Kind::kValues);
 }
 
 }  // namespace
@@ -1320,8 +1422,8 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
   if (name == "undefined") return value.is_undefined();
   if (name == "none") return value.is_none();
   if (name == "string") return value.is_string();
-  if (name == "number") return value.is_number();
-  if (name == "integer") return value.is_int();
+  if (name == "number") return value.is_number() || value.big_integer() != nullptr;
+  if (name == "integer") return value.is_int() || value.big_integer() != nullptr;
   if (name == "float") return value.is_float();
   if (name == "boolean") return value.is_bool();
   if (name == "true") return value.is_bool() && value.as_bool();
@@ -1329,8 +1431,9 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
   if (name == "mapping") return value.dict() != nullptr;
   if (name == "iterable" || name == "sequence") {
     const bool loop = value.loop() != nullptr && name == "iterable";
-    return value.is_string() || value.list() != nullptr || value.dict() != nullptr ||
-           value.is_undefined() || loop;
+    const bool list =
+        value.list() != nullptr && (name == "iterable" || value.list()->has_indices());
+    return value.is_string() || list || value.dict() != nullptr || value.is_undefined() || loop;
   }
   if (name == "callable") return value.callable() != nullptr || value.is_undefined();
   if (name == "escaped") return false;
@@ -1342,13 +1445,17 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& value, const 
     return HasOnlyCase(text.bytes(), name == "upper");
   }
   if (name == "even" || name == "odd") {
-    if (!value.is_integral()) return Bad("even and odd need an integer");
-    return (value.as_int() % 2 != 0) == (name == "odd");
+    if (!value.is_number()) return Bad("even and odd need a number");
+    if (value.is_integral()) return (value.as_int() % 2 != 0) == (name == "odd");
+    return Remainder(value.as_double(), 2) == (name == "odd" ? 1 : 0);
   }
   LYNX_ASSIGN_OR_RETURN(const Value other, argument());
   if (name == "divisibleby") {
-    if (!value.is_integral() || !other.is_integral() || other.as_int() == 0) {
-      return Bad("divisibleby needs integers");
+    if (!value.is_number() || !other.is_number() || other.as_double() == 0) {
+      return Bad("divisibleby needs numbers, and no zero");
+    }
+    if (value.is_float() || other.is_float()) {
+      return Remainder(value.as_double(), other.as_double()) == 0;
     }
     return other.as_int() == -1 || value.as_int() % other.as_int() == 0;
   }
@@ -1386,7 +1493,7 @@ absl::StatusOr<Value> CallMethod(const Value& self, const std::string& name, con
   if (Loop* loop = self.loop()) {
     if (!args.named.empty() || args.positional.empty()) return Bad(name + "() needs arguments");
     if (name == "cycle") return args.positional[loop->index % args.positional.size()];
-    LYNX_ASSIGN_OR_RETURN(Value now, MakeList(args.positional, true));
+    LYNX_ASSIGN_OR_RETURN(Value now, MakeList(args.positional, List::Kind::kTuple));
     const bool changed = !loop->last_changed.has_value() || !Equal(*loop->last_changed, now);
     loop->last_changed = std::move(now);
     return Value(changed);
@@ -1411,7 +1518,7 @@ absl::StatusOr<Value> GetAttribute(const Value& object, const std::string& name)
     return found != nullptr ? *found : Value::MakeUndefined("'" + name + "'");
   }
   if ((object.is_string() && IsIn(kStringMethods, name)) ||
-      (object.list() != nullptr && IsIn(kListMethods, name))) {
+      (object.list() != nullptr && object.list()->has_indices() && IsIn(kListMethods, name))) {
     return method();
   }
   if (const Loop* loop = object.loop()) {
@@ -1450,7 +1557,7 @@ absl::StatusOr<Value> GetItem(const Value& object, const Value& key, Budget& bud
       if (index < 0 || index >= count) return std::nullopt;
       return static_cast<size_t>(index);
     };
-    if (object.list() != nullptr) {
+    if (object.list() != nullptr && object.list()->has_indices()) {
       if (const auto index = at(object.list()->items.size())) return object.list()->items[*index];
     } else if (object.is_string()) {
       LYNX_RETURN_IF_ERROR(budget.Spend(object.weight() * kCodePointCost));

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/text/internal/jinja/format.h"
 #include "common/text/internal/jinja/functions.h"
@@ -53,6 +54,9 @@ struct Scope {
 
 namespace {
 
+// A list or tuple.
+bool IsPlain(const List& list) { return list.kind == List::Kind::kList || list.is_tuple(); }
+
 absl::Status Bad(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
 
 class Interpreter {
@@ -82,18 +86,18 @@ class Interpreter {
   absl::StatusOr<Flow> Execute(const Body& body, Scope& scope, Text& out) {
     for (const auto& statement : body) {
       absl::StatusOr<Flow> flow = ExecuteOne(*statement, scope, out);
-      if (!flow.ok()) return AtLine(flow.status(), statement->line);
+      if (!flow.ok()) return At(statement->place, flow.status());
       if (*flow != Flow::kNext) return flow;
     }
     return Flow::kNext;
   }
 
-  // The innermost statement names the line; raise_exception() speaks for itself.
-  absl::Status AtLine(const absl::Status& status, int line) {
+  // The innermost expression or statement names its place; raise_exception() speaks for itself.
+  absl::Status At(const Place& place, const absl::Status& status) {
     if (located_) return status;
     located_ = true;
-    const std::string message(status.message());
-    return absl::Status(status.code(), absl::StrCat("line ", line, ": ", message));
+    return absl::Status(status.code(),
+                        TemplateError(place, std::string(status.message())).message());
   }
 
   absl::Status Write(const Text& text, Text& out) {
@@ -151,8 +155,10 @@ class Interpreter {
         if (statement.kind == Kind::kSetBlock) {
           LYNX_RETURN_IF_ERROR(Assign(statement.target, std::move(value), scope));
         } else {
-          LYNX_ASSIGN_OR_RETURN(const Text printed, Str(value));
-          LYNX_RETURN_IF_ERROR(Write(printed, out));
+          if (!value.is_string()) {
+            return Bad(absl::StrCat("the filters of a block gave a ", value.TypeName()));
+          }
+          LYNX_RETURN_IF_ERROR(Write(value.as_text(), out));
         }
         return flow;
       }
@@ -169,8 +175,8 @@ class Interpreter {
                                              Callable{Callable::Kind::kMacro, kCaller, Value(),
                                                       statement.macro.get(), std::move(closure)})));
         LYNX_ASSIGN_OR_RETURN(const Value value, CallValue(callee, args));
-        LYNX_ASSIGN_OR_RETURN(const Text text, Str(value));
-        LYNX_RETURN_IF_ERROR(Write(text, out));
+        if (!value.is_string()) return Bad(absl::StrCat("a call block gave a ", value.TypeName()));
+        LYNX_RETURN_IF_ERROR(Write(value.as_text(), out));
         return Flow::kNext;
       }
       case Kind::kWith: {
@@ -288,6 +294,7 @@ class Interpreter {
     }
     absl::StatusOr<Value> value = EvaluateInner(expr, scope);
     --depth_;
+    if (!value.ok()) return At(expr.place, value.status());
     return value;
   }
 
@@ -296,6 +303,12 @@ class Interpreter {
     std::vector<Value> values;
     for (size_t i = from; i < exprs.size(); ++i) {
       LYNX_ASSIGN_OR_RETURN(Value value, Evaluate(*exprs[i], scope));
+      if (exprs[i]->kind == Expr::Kind::kSpread) {
+        LYNX_ASSIGN_OR_RETURN(const std::vector<Value> items, Iterate(value));
+        LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size()) * kItemCost));
+        values.insert(values.end(), items.begin(), items.end());
+        continue;
+      }
       values.push_back(std::move(value));
     }
     return values;
@@ -328,7 +341,8 @@ class Interpreter {
       case Kind::kList:
       case Kind::kTuple: {
         LYNX_ASSIGN_OR_RETURN(std::vector<Value> items, EvaluateAll(expr.args, 0, scope));
-        return MakeList(std::move(items), expr.kind == Kind::kTuple);
+        return MakeList(std::move(items),
+                        expr.kind == Kind::kTuple ? List::Kind::kTuple : List::Kind::kList);
       }
       case Kind::kDict: {
         Dict dict;
@@ -350,6 +364,8 @@ class Interpreter {
         LYNX_ASSIGN_OR_RETURN(const Value key, Evaluate(*expr.args[1], scope));
         return GetItem(object, key, budget_);
       }
+      case Kind::kSpread:
+        return Evaluate(*expr.args[0], scope);
       case Kind::kSlice:
         return Slice(expr, scope);
       case Kind::kCall:
@@ -369,6 +385,10 @@ class Interpreter {
       case Kind::kPlus: {
         LYNX_ASSIGN_OR_RETURN(const Value operand, Evaluate(*expr.args[0], scope));
         if (operand.is_undefined()) return operand.UndefinedError();
+        if (const BigInteger* big = operand.big_integer()) {
+          if (expr.kind == Kind::kPlus) return operand;
+          return MakeInteger(big->digits[0] == '-' ? big->digits.substr(1) : "-" + big->digits);
+        }
         if (!operand.is_number()) return Bad("a sign needs a number");
         if (operand.is_float()) {
           return Value(expr.kind == Kind::kNegate ? -operand.as_double() : operand.as_double());
@@ -456,7 +476,7 @@ class Interpreter {
     for (int64_t i = 0; i < count; ++i) {
       items.insert(items.end(), value.list()->items.begin(), value.list()->items.end());
     }
-    return MakeList(std::move(items), value.list()->is_tuple);
+    return MakeList(std::move(items), value.list()->kind);
   }
 
   absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const Value& right) {
@@ -470,18 +490,20 @@ class Interpreter {
       return Value(std::move(sum));
     }
     if (op == "+" && left.list() != nullptr && right.list() != nullptr &&
-        left.list()->is_tuple == right.list()->is_tuple) {
+        left.list()->kind == right.list()->kind && IsPlain(*left.list())) {
       std::vector<Value> items = left.list()->items;
       items.insert(items.end(), right.list()->items.begin(), right.list()->items.end());
       LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size()) * 16));
-      return MakeList(std::move(items), left.list()->is_tuple);
+      return MakeList(std::move(items), left.list()->kind);
     }
     if (op == "%" && left.is_string()) {
       LYNX_ASSIGN_OR_RETURN(Text text, FormatPercent(left.as_text(), right, budget_));
       return Value(std::move(text));
     }
     if (op == "*") {
-      const auto repeatable = [](const Value& v) { return v.is_string() || v.list() != nullptr; };
+      const auto repeatable = [](const Value& v) {
+        return v.is_string() || (v.list() != nullptr && IsPlain(*v.list()));
+      };
       if (repeatable(left) && right.is_integral()) return Repeat(left, right.as_int());
       if (left.is_integral() && repeatable(right)) return Repeat(right, left.as_int());
     }
@@ -555,7 +577,7 @@ class Interpreter {
       LYNX_RETURN_IF_ERROR(budget_.Spend(object.weight() * 4));
       characters = CodePoints(object.as_string());
       count = static_cast<int64_t>(characters.size());
-    } else if (object.list() != nullptr) {
+    } else if (object.list() != nullptr && object.list()->has_indices()) {
       count = static_cast<int64_t>(object.list()->items.size());
     } else if (expr.args[0]->kind == Expr::Kind::kConstant) {
       // The reference looks such a thing up beforehand, and then as it does any subscript.
@@ -586,7 +608,19 @@ class Interpreter {
     }
     LYNX_RETURN_IF_ERROR(budget_.Spend(static_cast<int64_t>(items.size())));
     if (object.is_string()) return Value(std::move(text));
-    return MakeList(std::move(items), object.list()->is_tuple);
+    if (object.list()->kind == List::Kind::kRange) {
+      const Range& range = object.list()->range;
+      Range sliced;
+      if (__builtin_mul_overflow(range.step, step, &sliced.step) ||
+          __builtin_mul_overflow(begin, range.step, &sliced.begin) ||
+          __builtin_add_overflow(sliced.begin, range.begin, &sliced.begin) ||
+          __builtin_mul_overflow(end, range.step, &sliced.end) ||
+          __builtin_add_overflow(sliced.end, range.begin, &sliced.end)) {
+        return Bad("a range reaches too far");
+      }
+      return MakeRange(sliced, std::move(items));
+    }
+    return MakeList(std::move(items), object.list()->kind);
   }
 
   // ---- Calls ----
@@ -698,7 +732,7 @@ class Interpreter {
       return Value(ns);
     }
     if (!args.named.empty()) return Bad(name + "() takes no named arguments");
-    if (name == "range") return Range(args);
+    if (name == "range") return CallRange(args);
     if (args.positional.size() != 1 || !args.positional[0].is_string()) {
       return Bad(name + "() takes one string");
     }
@@ -709,7 +743,7 @@ class Interpreter {
     return FormatNow(args.positional[0].as_string());
   }
 
-  absl::StatusOr<Value> Range(const Arguments& args) {
+  absl::StatusOr<Value> CallRange(const Arguments& args) {
     std::vector<int64_t> bounds;
     for (const Value& value : args.positional) {
       if (!value.is_integral()) return Bad("range() takes integers");
@@ -726,12 +760,24 @@ class Interpreter {
       items.emplace_back(i);
       if (__builtin_add_overflow(i, step, &i)) break;
     }
-    return MakeList(std::move(items));
+    return MakeRange({begin, end, step}, std::move(items));
   }
 
-  absl::StatusOr<Value> FormatNow(const std::string& format) const {
-    if (format.size() > 256) return Bad("the format of strftime_now() is too long");
+  // Like Python's datetime.now().strftime(), whose time zone has neither name nor offset.
+  absl::StatusOr<Value> FormatNow(const std::string& given) const {
+    if (given.size() > 256) return Bad("the format of strftime_now() is too long");
     const std::time_t seconds = absl::ToTimeT(options_.now);
+    const int64_t micros = absl::ToInt64Microseconds(options_.now - absl::FromTimeT(seconds));
+    std::string format;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const std::string_view two = std::string_view(given).substr(i, 2);
+      if (two == "%f") {
+        absl::StrAppendFormat(&format, "%06d", micros);
+      } else if (two != "%z" && two != "%Z") {
+        absl::StrAppend(&format, std::string(two[0] == '%' ? two : two.substr(0, 1)));
+      }
+      if (two[0] == '%') ++i;
+    }
     std::tm utc{};
     gmtime_r(&seconds, &utc);
     std::array<char, 4096> buffer;

@@ -21,7 +21,7 @@ struct RenderOptions {
 // Runs a parsed template.
 //
 //   InvalidArgument  raise_exception() (its message as it is), or an error in the template's use of
-//                    the data ("line N: ...").
+//                    the data ("line N, column M: ...").
 //   OutOfRange       a limit was reached.
 absl::StatusOr<Text> Render(const Body& body, std::vector<std::pair<std::string, Value>> variables,
                             const RenderOptions& options);

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 #include "common/text/internal/jinja/value.h"
-#include "common/text/internal/pre_tokenizer.h"
 
 namespace lynx::text::jinja {
 namespace {
@@ -48,11 +48,17 @@ class Lexer {
   std::string_view Rest() const { return std::string_view(source_).substr(at_); }
   bool Looking(std::string_view text) const { return Rest().starts_with(text); }
 
-  void Emit(Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
+  void Emit(Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), place_}); }
 
   void Advance(size_t count) {
-    const auto begin = source_.begin() + static_cast<std::ptrdiff_t>(at_);
-    line_ += static_cast<int>(std::count(begin, begin + static_cast<std::ptrdiff_t>(count), '\n'));
+    const std::string_view passed = Rest().substr(0, count);
+    const size_t newline = passed.rfind('\n');
+    if (newline == std::string_view::npos) {
+      place_.column += static_cast<int>(CodePointCount(passed));
+    } else {
+      place_.line += static_cast<int>(std::count(passed.begin(), passed.end(), '\n'));
+      place_.column = 1 + static_cast<int>(CodePointCount(passed.substr(newline + 1)));
+    }
     at_ += count;
   }
   void SkipSpace() { Advance(Rest().size() - StripSpace(Rest(), true, false).size()); }
@@ -75,13 +81,13 @@ class Lexer {
     data = TrimBeforeTag(data, sign, type != '{');
     EmitData(data);
     Advance(tag - at_);
-    const int tag_line = line_;
+    const Place opened = place_;
     Advance(2);
     if (sign == '-' || sign == '+') Advance(1);
-    if (type == '#') return Comment(tag_line);
-    if (type == '%' && IsRaw()) return Raw(tag_line);
+    if (type == '#') return Comment(opened);
+    if (type == '%' && IsRaw()) return Raw(opened);
     Emit(type == '{' ? Kind::kVariableBegin : Kind::kBlockBegin, "");
-    return Inside(type == '{' ? '}' : '%', tag_line);
+    return Inside(type == '{' ? '}' : '%', opened);
   }
 
   void EmitData(std::string_view data) {
@@ -110,9 +116,9 @@ class Lexer {
     line_starting_ = at_ > before && source_[at_ - 1] == '\n';
   }
 
-  absl::Status Comment(int tag_line) {
+  absl::Status Comment(const Place& tag) {
     const size_t end = source_.find("#}", at_);
-    if (end == std::string::npos) return TemplateError(tag_line, "a comment is not closed");
+    if (end == std::string::npos) return TemplateError(tag, "a comment is not closed");
     char sign = '\0';
     if (end > at_ && (source_[end - 1] == '-' || source_[end - 1] == '+')) sign = source_[end - 1];
     Advance(end + 2 - at_);
@@ -128,7 +134,7 @@ class Lexer {
     return end.starts_with("%}") || end.starts_with("-%}");
   }
 
-  absl::Status Raw(int tag_line) {
+  absl::Status Raw(const Place& opened) {
     const size_t close = source_.find("%}", at_);
     const char sign = source_[close - 1];
     Advance(close + 2 - at_);
@@ -152,15 +158,15 @@ class Lexer {
       TrimAfterTag(end_sign, true);
       return absl::OkStatus();
     }
-    return TemplateError(tag_line, "a raw block is not closed");
+    return TemplateError(opened, "a raw block is not closed");
   }
 
   // Tokens up to the end of a tag.
-  absl::Status Inside(char end, int tag_line) {
+  absl::Status Inside(char end, const Place& tag) {
     std::string brackets;
     for (;;) {
       SkipSpace();
-      if (at_ >= source_.size()) return TemplateError(tag_line, "a tag is not closed");
+      if (at_ >= source_.size()) return TemplateError(tag, "a tag is not closed");
       if (brackets.empty()) {
         char sign = '\0';
         std::string_view rest = Rest();
@@ -201,14 +207,15 @@ class Lexer {
     }
     static constexpr std::string_view kOne = "+-*/%~<>=.:|,()[]{}";
     if (kOne.find(c) == std::string_view::npos) {
-      return TemplateError(line_, absl::StrCat("unexpected character '",
-                                               std::string(CodePoints(rest.substr(0, 4))[0]), "'"));
+      return TemplateError(place_,
+                           absl::StrCat("unexpected character '",
+                                        std::string(CodePoints(rest.substr(0, 4))[0]), "'"));
     }
     if (c == '(' || c == '[' || c == '{') {
       brackets += c == '(' ? ')' : c == '[' ? ']' : '}';
     } else if (c == ')' || c == ']' || c == '}') {
       if (brackets.empty() || brackets.back() != c) {
-        return TemplateError(line_, absl::StrCat("unexpected '", std::string(1, c), "'"));
+        return TemplateError(place_, absl::StrCat("unexpected '", std::string(1, c), "'"));
       }
       brackets.pop_back();
     }
@@ -241,7 +248,7 @@ class Lexer {
       }
     }
     if (length < rest.size() && IsNameStart(rest[length])) {
-      return TemplateError(line_, "malformed number");
+      return TemplateError(place_, "malformed number");
     }
     std::string text(rest.substr(0, length));
     std::erase(text, '_');
@@ -262,7 +269,7 @@ class Lexer {
       if (++i == rest.size()) break;
       LYNX_RETURN_IF_ERROR(Escape(rest, i, value));
     }
-    if (i >= rest.size()) return TemplateError(line_, "a string is not closed");
+    if (i >= rest.size()) return TemplateError(place_, "a string is not closed");
     Emit(Kind::kString, std::move(value));
     Advance(i + 1);
     return absl::OkStatus();
@@ -278,9 +285,9 @@ class Lexer {
                                : std::from_chars_result{begin, std::errc::invalid_argument};
       if (result.ec != std::errc() || result.ptr != begin + count || code > 0x10FFFF ||
           (code >= 0xD800 && code < 0xE000)) {
-        return TemplateError(line_, "malformed escape in a string");
+        return TemplateError(place_, "malformed escape in a string");
       }
-      internal::AppendUtf8(code, value);
+      AppendUtf8(code, value);
       i += count;
       return absl::OkStatus();
     };
@@ -320,7 +327,7 @@ class Lexer {
       case 'U':
         return hex(8);
       case 'N':
-        return TemplateError(line_, "\\N in a string is not supported");
+        return TemplateError(place_, "\\N in a string is not supported");
       default: {
         if (text[i] < '0' || text[i] > '7') {  // An unknown escape stands for itself.
           value += '\\';
@@ -334,7 +341,7 @@ class Lexer {
           code = code * 8 + static_cast<uint32_t>(text[i + count] - '0');
           ++count;
         }
-        internal::AppendUtf8(code, value);
+        AppendUtf8(code, value);
         i += count - 1;
       }
     }
@@ -343,15 +350,16 @@ class Lexer {
 
   const std::string source_;
   size_t at_ = 0;
-  int line_ = 1;
+  Place place_;
   bool line_starting_ = true;  // The last tag took its newline along.
   std::vector<Token> tokens_;
 };
 
 }  // namespace
 
-absl::Status TemplateError(int line, std::string_view message) {
-  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", std::string(message)));
+absl::Status TemplateError(const Place& place, std::string_view message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("line ", place.line, ", column ", place.column, ": ", std::string(message)));
 }
 
 absl::StatusOr<std::vector<Token>> Lex(std::string_view source) {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/text/internal/jinja/place.h"
 
 namespace lynx::text::jinja {
 
@@ -25,11 +26,11 @@ struct Token {
   };
   Kind kind;
   std::string text;
-  int line;
+  Place place;
 };
 
-// "line N: message", InvalidArgument.
-absl::Status TemplateError(int line, std::string_view message);
+// "line N, column M: message", InvalidArgument.
+absl::Status TemplateError(const Place& place, std::string_view message);
 
 // Cuts a template as the reference environment does with trim_blocks and lstrip_blocks on, and
 // drops one newline at its end.

@@ -63,7 +63,7 @@ class Parser {
     Advance();
     return true;
   }
-  absl::Status Error(std::string_view message) const { return TemplateError(Now().line, message); }
+  absl::Status Error(std::string_view message) const { return TemplateError(Now().place, message); }
   std::string Shown() const {
     switch (Now().kind) {
       case Kind::kEnd:
@@ -109,7 +109,7 @@ class Parser {
         break;
       }
       auto statement = std::make_unique<Statement>();
-      statement->line = token.line;
+      statement->place = token.place;
       if (token.kind == Kind::kData) {
         statement->kind = Statement::Kind::kText;
         statement->text = Text(token.text);
@@ -351,51 +351,51 @@ class Parser {
 
   // ---- Expressions ----
 
-  absl::StatusOr<ExprPtr> Make(Expr::Kind kind, int line, std::vector<ExprPtr> args,
+  absl::StatusOr<ExprPtr> Make(Expr::Kind kind, Place place, std::vector<ExprPtr> args,
                                std::string text = "") {
     auto expr = std::make_unique<Expr>();
     expr->kind = kind;
-    expr->line = line;
+    expr->place = place;
     expr->text = std::move(text);
     for (const ExprPtr& arg : args) {
       if (arg != nullptr) expr->depth = std::max(expr->depth, arg->depth + 1);
     }
     if (expr->depth > kMaxExpressionDepth) {
-      return TemplateError(line, "an expression is nested too deep");
+      return TemplateError(place, "an expression is nested too deep");
     }
     expr->args = std::move(args);
     return expr;
   }
-  absl::StatusOr<ExprPtr> Make1(Expr::Kind kind, int line, ExprPtr a, std::string text = "") {
+  absl::StatusOr<ExprPtr> Make1(Expr::Kind kind, Place place, ExprPtr a, std::string text = "") {
     std::vector<ExprPtr> args;
     args.push_back(std::move(a));
-    return Make(kind, line, std::move(args), std::move(text));
+    return Make(kind, place, std::move(args), std::move(text));
   }
-  absl::StatusOr<ExprPtr> Make2(Expr::Kind kind, int line, ExprPtr a, ExprPtr b,
+  absl::StatusOr<ExprPtr> Make2(Expr::Kind kind, Place place, ExprPtr a, ExprPtr b,
                                 std::string text = "") {
     std::vector<ExprPtr> args;
     args.push_back(std::move(a));
     args.push_back(std::move(b));
-    return Make(kind, line, std::move(args), std::move(text));
+    return Make(kind, place, std::move(args), std::move(text));
   }
   ExprPtr Constant(Value value) const {
     auto expr = std::make_unique<Expr>();
     expr->kind = Expr::Kind::kConstant;
-    expr->line = Now().line;
+    expr->place = Now().place;
     expr->constant = std::move(value);
     return expr;
   }
   ExprPtr Captured() const {
     auto expr = std::make_unique<Expr>();
     expr->kind = Expr::Kind::kName;
-    expr->line = Now().line;
+    expr->place = Now().place;
     expr->text = kCapturedText;
     return expr;
   }
 
   // One expression, or several with commas between.
   absl::StatusOr<ExprPtr> ParseTuple(bool with_conditional = true) {
-    const int line = Now().line;
+    const Place place = Now().place;
     const auto one = [&] { return with_conditional ? ParseExpression() : ParseOr(); };
     LYNX_ASSIGN_OR_RETURN(ExprPtr first, one());
     if (!IsOperator(",")) return first;
@@ -406,14 +406,14 @@ class Parser {
       LYNX_ASSIGN_OR_RETURN(ExprPtr item, one());
       items.push_back(std::move(item));
     }
-    return Make(Expr::Kind::kTuple, line, std::move(items));
+    return Make(Expr::Kind::kTuple, place, std::move(items));
   }
 
   absl::StatusOr<ExprPtr> ParseExpression() {
     if (++recursion_ > kMaxExpressionDepth) return Error("an expression is nested too deep");
     LYNX_ASSIGN_OR_RETURN(ExprPtr expr, ParseOr());
     while (IsName("if")) {
-      const int line = Now().line;
+      const Place place = Now().place;
       Advance();
       std::vector<ExprPtr> args;
       args.push_back(std::move(expr));
@@ -424,7 +424,7 @@ class Parser {
         LYNX_ASSIGN_OR_RETURN(otherwise, ParseExpression());
       }
       args.push_back(std::move(otherwise));
-      LYNX_ASSIGN_OR_RETURN(expr, Make(Expr::Kind::kConditional, line, std::move(args)));
+      LYNX_ASSIGN_OR_RETURN(expr, Make(Expr::Kind::kConditional, place, std::move(args)));
     }
     --recursion_;
     return expr;
@@ -433,10 +433,10 @@ class Parser {
   absl::StatusOr<ExprPtr> ParseOr() {
     LYNX_ASSIGN_OR_RETURN(ExprPtr left, ParseAnd());
     while (IsName("or")) {
-      const int line = Now().line;
+      const Place place = Now().place;
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr right, ParseAnd());
-      LYNX_ASSIGN_OR_RETURN(left, Make2(Expr::Kind::kOr, line, std::move(left), std::move(right)));
+      LYNX_ASSIGN_OR_RETURN(left, Make2(Expr::Kind::kOr, place, std::move(left), std::move(right)));
     }
     return left;
   }
@@ -444,10 +444,11 @@ class Parser {
   absl::StatusOr<ExprPtr> ParseAnd() {
     LYNX_ASSIGN_OR_RETURN(ExprPtr left, ParseNot());
     while (IsName("and")) {
-      const int line = Now().line;
+      const Place place = Now().place;
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr right, ParseNot());
-      LYNX_ASSIGN_OR_RETURN(left, Make2(Expr::Kind::kAnd, line, std::move(left), std::move(right)));
+      LYNX_ASSIGN_OR_RETURN(left,
+                            Make2(Expr::Kind::kAnd, place, std::move(left), std::move(right)));
     }
     return left;
   }
@@ -455,15 +456,15 @@ class Parser {
   absl::StatusOr<ExprPtr> ParseNot() {
     if (!IsName("not")) return ParseCompare();
     if (++recursion_ > kMaxExpressionDepth) return Error("an expression is nested too deep");
-    const int line = Now().line;
+    const Place place = Now().place;
     Advance();
     LYNX_ASSIGN_OR_RETURN(ExprPtr operand, ParseNot());
     --recursion_;
-    return Make1(Expr::Kind::kNot, line, std::move(operand));
+    return Make1(Expr::Kind::kNot, place, std::move(operand));
   }
 
   absl::StatusOr<ExprPtr> ParseCompare() {
-    const int line = Now().line;
+    const Place place = Now().place;
     LYNX_ASSIGN_OR_RETURN(ExprPtr first, ParseSum());
     std::vector<ExprPtr> operands;
     operands.push_back(std::move(first));
@@ -485,7 +486,7 @@ class Parser {
       operands.push_back(std::move(operand));
     }
     if (operators.empty()) return std::move(operands[0]);
-    LYNX_ASSIGN_OR_RETURN(ExprPtr expr, Make(Expr::Kind::kCompare, line, std::move(operands)));
+    LYNX_ASSIGN_OR_RETURN(ExprPtr expr, Make(Expr::Kind::kCompare, place, std::move(operands)));
     expr->operators = std::move(operators);
     return expr;
   }
@@ -497,13 +498,13 @@ class Parser {
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr right, ParseConcat());
       LYNX_ASSIGN_OR_RETURN(
-          left, Make2(Expr::Kind::kBinary, op.line, std::move(left), std::move(right), op.text));
+          left, Make2(Expr::Kind::kBinary, op.place, std::move(left), std::move(right), op.text));
     }
     return left;
   }
 
   absl::StatusOr<ExprPtr> ParseConcat() {
-    const int line = Now().line;
+    const Place place = Now().place;
     LYNX_ASSIGN_OR_RETURN(ExprPtr first, ParseProduct());
     if (!IsOperator("~")) return first;
     std::vector<ExprPtr> parts;
@@ -512,7 +513,7 @@ class Parser {
       LYNX_ASSIGN_OR_RETURN(ExprPtr part, ParseProduct());
       parts.push_back(std::move(part));
     }
-    return Make(Expr::Kind::kConcat, line, std::move(parts));
+    return Make(Expr::Kind::kConcat, place, std::move(parts));
   }
 
   absl::StatusOr<ExprPtr> ParseProduct() {
@@ -522,7 +523,7 @@ class Parser {
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr right, ParsePower());
       LYNX_ASSIGN_OR_RETURN(
-          left, Make2(Expr::Kind::kBinary, op.line, std::move(left), std::move(right), op.text));
+          left, Make2(Expr::Kind::kBinary, op.place, std::move(left), std::move(right), op.text));
     }
     return left;
   }
@@ -530,17 +531,17 @@ class Parser {
   absl::StatusOr<ExprPtr> ParsePower() {
     LYNX_ASSIGN_OR_RETURN(ExprPtr left, ParseUnary(true));
     while (IsOperator("**")) {
-      const int line = Now().line;
+      const Place place = Now().place;
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr right, ParseUnary(true));
       LYNX_ASSIGN_OR_RETURN(
-          left, Make2(Expr::Kind::kBinary, line, std::move(left), std::move(right), "**"));
+          left, Make2(Expr::Kind::kBinary, place, std::move(left), std::move(right), "**"));
     }
     return left;
   }
 
   absl::StatusOr<ExprPtr> ParseUnary(bool with_filters) {
-    const int line = Now().line;
+    const Place place = Now().place;
     ExprPtr expr;
     if (IsOperator("-") || IsOperator("+")) {
       if (++recursion_ > kMaxExpressionDepth) return Error("an expression is nested too deep");
@@ -548,7 +549,7 @@ class Parser {
       Advance();
       LYNX_ASSIGN_OR_RETURN(ExprPtr operand, ParseUnary(false));
       --recursion_;
-      LYNX_ASSIGN_OR_RETURN(expr, Make1(kind, line, std::move(operand)));
+      LYNX_ASSIGN_OR_RETURN(expr, Make1(kind, place, std::move(operand)));
     } else {
       LYNX_ASSIGN_OR_RETURN(expr, ParsePrimary());
     }
@@ -568,7 +569,10 @@ class Parser {
         if (token.text == "false" || token.text == "False") return Constant(false);
         if (token.text == "none" || token.text == "None") return Constant(None{});
         if (token.text == "caller") names_caller_ = true;
-        return Make(Expr::Kind::kName, token.line, {}, token.text);
+        if (!assigned_.contains(token.text) && IsUnservedName(token.text)) {
+          return TemplateError(token.place, "'" + token.text + "' is not supported");
+        }
+        return Make(Expr::Kind::kName, token.place, {}, token.text);
       }
       case Kind::kString: {
         std::string text;
@@ -576,12 +580,10 @@ class Parser {
         return Constant(std::move(text));
       }
       case Kind::kInteger: {
-        int64_t value = 0;
-        const char* end = token.text.data() + token.text.size();
-        const auto result = std::from_chars(token.text.data(), end, value);
-        if (result.ec != std::errc() || result.ptr != end) return Error("the number is too large");
+        absl::StatusOr<Value> value = MakeInteger(token.text);
+        if (!value.ok()) return Error(std::string(value.status().message()));
         Advance();
-        return Constant(value);
+        return Constant(*std::move(value));
       }
       case Kind::kFloat: {
         double value = 0;
@@ -607,7 +609,7 @@ class Parser {
         }
       }
       if (!is_tuple) return std::move(items[0]);
-      return Make(Expr::Kind::kTuple, token.line, std::move(items));
+      return Make(Expr::Kind::kTuple, token.place, std::move(items));
     }
     if (Accept("[")) {
       std::vector<ExprPtr> items;
@@ -617,7 +619,7 @@ class Parser {
         LYNX_ASSIGN_OR_RETURN(ExprPtr item, ParseExpression());
         items.push_back(std::move(item));
       }
-      return Make(Expr::Kind::kList, token.line, std::move(items));
+      return Make(Expr::Kind::kList, token.place, std::move(items));
     }
     if (Accept("{")) {
       std::vector<ExprPtr> items;
@@ -630,26 +632,26 @@ class Parser {
         items.push_back(std::move(key));
         items.push_back(std::move(value));
       }
-      return Make(Expr::Kind::kDict, token.line, std::move(items));
+      return Make(Expr::Kind::kDict, token.place, std::move(items));
     }
     return Error("expected an expression, not " + Shown());
   }
 
   absl::StatusOr<ExprPtr> ParsePostfix(ExprPtr expr) {
     for (;;) {
-      const int line = Now().line;
+      const Place place = Now().place;
       if (Accept(".")) {
         if (Now().kind == Kind::kInteger) {
           LYNX_ASSIGN_OR_RETURN(ExprPtr index, ParsePrimary());
           LYNX_ASSIGN_OR_RETURN(expr,
-                                Make2(Expr::Kind::kItem, line, std::move(expr), std::move(index)));
+                                Make2(Expr::Kind::kItem, place, std::move(expr), std::move(index)));
           continue;
         }
         LYNX_ASSIGN_OR_RETURN(std::string name, ExpectName());
         LYNX_ASSIGN_OR_RETURN(
-            expr, Make1(Expr::Kind::kAttribute, line, std::move(expr), std::move(name)));
+            expr, Make1(Expr::Kind::kAttribute, place, std::move(expr), std::move(name)));
       } else if (Accept("[")) {
-        LYNX_ASSIGN_OR_RETURN(expr, ParseSubscript(std::move(expr), line));
+        LYNX_ASSIGN_OR_RETURN(expr, ParseSubscript(std::move(expr), place));
       } else if (IsOperator("(")) {
         LYNX_ASSIGN_OR_RETURN(expr, ParseCall(std::move(expr)));
       } else {
@@ -658,7 +660,7 @@ class Parser {
     }
   }
 
-  absl::StatusOr<ExprPtr> ParseSubscript(ExprPtr object, int line) {
+  absl::StatusOr<ExprPtr> ParseSubscript(ExprPtr object, Place place) {
     std::vector<ExprPtr> args;
     args.push_back(std::move(object));
     bool is_slice = false;
@@ -679,15 +681,15 @@ class Parser {
         LYNX_ASSIGN_OR_RETURN(ExprPtr item, ParseExpression());
         items.push_back(std::move(item));
       }
-      LYNX_ASSIGN_OR_RETURN(args[1], Make(Expr::Kind::kTuple, line, std::move(items)));
+      LYNX_ASSIGN_OR_RETURN(args[1], Make(Expr::Kind::kTuple, place, std::move(items)));
     }
     LYNX_RETURN_IF_ERROR(Expect("]"));
     if (is_slice) {
       args.resize(4);
-      return Make(Expr::Kind::kSlice, line, std::move(args));
+      return Make(Expr::Kind::kSlice, place, std::move(args));
     }
-    if (args[1] == nullptr) return TemplateError(line, "an index is missing");
-    return Make(Expr::Kind::kItem, line, std::move(args));
+    if (args[1] == nullptr) return TemplateError(place, "an index is missing");
+    return Make(Expr::Kind::kItem, place, std::move(args));
   }
 
   absl::StatusOr<ExprPtr> ParseCall(ExprPtr callee) {
@@ -700,32 +702,47 @@ class Parser {
         return Error("method '" + callee->text + "' is not supported");
       }
     }
-    const int line = Now().line;
-    LYNX_ASSIGN_OR_RETURN(ExprPtr call, Make1(Expr::Kind::kCall, line, std::move(callee)));
+    const Place place = Now().place;
+    LYNX_ASSIGN_OR_RETURN(ExprPtr call, Make1(Expr::Kind::kCall, place, std::move(callee)));
     LYNX_RETURN_IF_ERROR(ParseArguments(*call));
     return call;
   }
 
-  // "(a, b, name=c)" into `out`.
+  // What the reference gives a meaning, and is not here.
+  bool IsUnservedName(std::string_view name) const {
+    if (in_macro_ && Among(name, {"varargs", "kwargs"})) return true;
+    return Among(name, {"lipsum", "cycler", "joiner", "self"});
+  }
+
+  // "(a, b, *c, name=d)" into `out`, which is a call if it has a '*'.
   absl::Status ParseArguments(Expr& out) {
     LYNX_RETURN_IF_ERROR(Expect("("));
     bool first = true;
+    bool has_spread = false;
     while (!Accept(")")) {
       if (!first) LYNX_RETURN_IF_ERROR(Expect(","));
       first = false;
       if (Accept(")")) break;
-      if (IsOperator("*") || IsOperator("**")) return Error("'*' arguments are not supported");
-      const bool is_named =
-          Now().kind == Kind::kName && Next().kind == Kind::kOperator && Next().text == "=";
+      if (IsOperator("**") || (IsOperator("*") && out.kind != Expr::Kind::kCall)) {
+        return Error("'" + Now().text + "' arguments are not supported");
+      }
+      const Place place = Now().place;
+      const bool is_spread = Accept("*");
+      const bool is_named = !is_spread && Now().kind == Kind::kName &&
+                            Next().kind == Kind::kOperator && Next().text == "=";
       std::string name;
       if (is_named) {
         name = Now().text;
         Advance();
         Advance();
-      } else if (!out.named.empty()) {
-        return Error("an argument without a name follows one with a name");
+      } else if (!out.named.empty() || has_spread) {
+        return Error("an argument without a name follows one with a name or a '*'");
       }
       LYNX_ASSIGN_OR_RETURN(ExprPtr value, ParseExpression());
+      if (is_spread) {
+        has_spread = true;
+        LYNX_ASSIGN_OR_RETURN(value, Make1(Expr::Kind::kSpread, place, std::move(value)));
+      }
       out.depth = std::max(out.depth, value->depth + 1);
       if (is_named) {
         out.named.emplace_back(std::move(name), std::move(value));
@@ -752,17 +769,18 @@ class Parser {
 
   // At the filter's name.
   absl::StatusOr<ExprPtr> ParseFilter(ExprPtr subject) {
-    const int line = Now().line;
+    const Place place = Now().place;
     LYNX_ASSIGN_OR_RETURN(const std::string name, ExpectName());
     if (!IsKnownFilter(name)) {
-      return TemplateError(line, "filter '" + name + "' is not supported");
+      return TemplateError(place, "filter '" + name + "' is not supported");
     }
-    LYNX_ASSIGN_OR_RETURN(ExprPtr expr, Make1(Expr::Kind::kFilter, line, std::move(subject), name));
+    LYNX_ASSIGN_OR_RETURN(ExprPtr expr,
+                          Make1(Expr::Kind::kFilter, place, std::move(subject), name));
     if (IsOperator("(")) LYNX_RETURN_IF_ERROR(ParseArguments(*expr));
     for (const auto& argument : expr->named) {
       if (!FilterTakesNamed(name, argument.first)) {
         return TemplateError(
-            line, "filter '" + name + "' with argument '" + argument.first + "' is not supported");
+            place, "filter '" + name + "' with argument '" + argument.first + "' is not supported");
       }
     }
     // These name another filter or test, which must be known as well.
@@ -771,11 +789,11 @@ class Parser {
     if ((names_test || name == "map") && expr->args.size() > position) {
       const Expr& argument = *expr->args[position];
       if (argument.kind != Expr::Kind::kConstant || !argument.constant.is_string()) {
-        return TemplateError(line, "filter '" + name + "' needs a literal name");
+        return TemplateError(place, "filter '" + name + "' needs a literal name");
       }
       const std::string& inner = argument.constant.as_string();
       if (names_test ? !IsKnownTest(inner) : !IsKnownFilter(inner)) {
-        return TemplateError(line,
+        return TemplateError(place,
                              (names_test ? "test '" : "filter '") + inner + "' is not supported");
       }
     }
@@ -784,11 +802,11 @@ class Parser {
 
   // Behind "is".
   absl::StatusOr<ExprPtr> ParseTest(ExprPtr subject) {
-    const int line = Now().line;
+    const Place place = Now().place;
     const bool negated = AcceptName("not");
     LYNX_ASSIGN_OR_RETURN(const std::string name, ExpectName());
-    if (!IsKnownTest(name)) return TemplateError(line, "test '" + name + "' is not supported");
-    LYNX_ASSIGN_OR_RETURN(ExprPtr expr, Make1(Expr::Kind::kTest, line, std::move(subject), name));
+    if (!IsKnownTest(name)) return TemplateError(place, "test '" + name + "' is not supported");
+    LYNX_ASSIGN_OR_RETURN(ExprPtr expr, Make1(Expr::Kind::kTest, place, std::move(subject), name));
     const Kind kind = Now().kind;
     if (IsOperator("(")) {
       LYNX_RETURN_IF_ERROR(ParseArguments(*expr));
@@ -801,8 +819,8 @@ class Parser {
       expr->depth = std::max(expr->depth, argument->depth + 1);
       expr->args.push_back(std::move(argument));
     }
-    if (!expr->named.empty()) return TemplateError(line, "tests take no named arguments");
-    if (negated) return Make1(Expr::Kind::kNot, line, std::move(expr));
+    if (!expr->named.empty()) return TemplateError(place, "tests take no named arguments");
+    if (negated) return Make1(Expr::Kind::kNot, place, std::move(expr));
     return expr;
   }
 

@@ -7,8 +7,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +35,11 @@ absl::Status TooDeep() {
 constexpr char kOtherName = '\xFF';
 bool IsOtherName(std::string_view name) { return name.starts_with(kOtherName); }
 
+// Of a number without a fraction, all of them.
+std::string WholeDigits(double number) {
+  return number == 0 ? "0" : absl::StrFormat("%.0f", number);  // Not "-0".
+}
+
 absl::Status AppendKeyName(const Value& key, std::string& out) {
   if (key.is_string()) {
     absl::StrAppend(&out, "s", key.as_string().size(), ":", key.as_string());
@@ -44,10 +51,12 @@ absl::Status AppendKeyName(const Value& key, std::string& out) {
     absl::StrAppend(&out, "i", key.as_int());
   } else if (key.is_float()) {
     const double number = key.as_double();
-    const bool is_whole = std::abs(number) < 9e18 && number == std::floor(number);
-    absl::StrAppend(&out, is_whole ? absl::StrCat("i", static_cast<int64_t>(number))
+    const bool is_whole = std::isfinite(number) && number == std::floor(number);
+    absl::StrAppend(&out, is_whole ? absl::StrCat("i", WholeDigits(number))
                                    : absl::StrCat("f", FloatRepr(number)));
-  } else if (key.list() != nullptr && key.list()->is_tuple) {
+  } else if (key.big_integer() != nullptr) {
+    absl::StrAppend(&out, "i", key.big_integer()->digits);
+  } else if (key.list() != nullptr && key.list()->is_tuple()) {
     out += "(";
     for (const Value& item : key.list()->items) {
       LYNX_RETURN_IF_ERROR(AppendKeyName(item, out));
@@ -101,6 +110,67 @@ std::string StringRepr(std::string_view text) {
   return out;
 }
 
+// In the order of their values.
+int CompareDigits(std::string_view a, std::string_view b) {
+  const bool negative = a.starts_with('-');
+  if (negative != b.starts_with('-')) return negative ? -1 : 1;
+  int order = a.size() != b.size() ? (a.size() < b.size() ? -1 : 1) : a.compare(b);
+  order = order < 0 ? -1 : order > 0 ? 1 : 0;
+  return negative ? -order : order;
+}
+
+// Of two numbers of which one is big.
+absl::StatusOr<int> CompareBig(const Value& a, const Value& b) {
+  const auto as_double = [](const Value& value) {
+    return value.is_number() ? value.as_double()
+                             : std::strtod(value.big_integer()->digits.c_str(), nullptr);
+  };
+  const auto digits = [](const Value& value) {
+    if (value.big_integer() != nullptr) return value.big_integer()->digits;
+    return value.is_float() ? WholeDigits(value.as_double()) : absl::StrCat(value.as_int());
+  };
+  for (const Value* value : {&a, &b}) {
+    if (!value->is_number() && value->big_integer() == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a ", a.TypeName(), " and a ", b.TypeName(), " have no order"));
+    }
+    // Fractions are far below, infinities beyond; what is no number is in no order.
+    const double number = as_double(*value);
+    if (value->is_float() && !(std::abs(number) < HUGE_VAL && number == std::floor(number))) {
+      return as_double(a) < as_double(b) ? -1 : 1;
+    }
+  }
+  return CompareDigits(digits(a), digits(b));
+}
+
+absl::Status AppendRepr(const Value& value, int depth, Text& out);
+
+absl::Status AppendListRepr(const List& list, int depth, Text& out) {
+  using Kind = List::Kind;
+  if (list.kind == Kind::kRange) {
+    const Range& range = list.range;
+    out.Append(absl::StrCat("range(", range.begin, ", ", range.end,
+                            range.step == 1 ? "" : absl::StrCat(", ", range.step), ")"));
+    return absl::OkStatus();
+  }
+  if (list.is_iterator()) {
+    return absl::InvalidArgumentError("an iterator cannot be printed: it has no '| list'");
+  }
+  const bool is_list = list.kind == Kind::kList;
+  out.Append(list.kind == Kind::kKeys     ? "dict_keys("
+             : list.kind == Kind::kValues ? "dict_values("
+             : list.kind == Kind::kItems  ? "dict_items("
+                                          : "");
+  out.Append(list.is_tuple() ? "(" : "[");
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    if (i > 0) out.Append(", ");
+    LYNX_RETURN_IF_ERROR(AppendRepr(list.items[i], depth + 1, out));
+  }
+  if (list.is_tuple() && list.items.size() == 1) out.Append(",");
+  out.Append(list.is_tuple() ? ")" : is_list ? "]" : "])");
+  return absl::OkStatus();
+}
+
 // Nesting through namespaces is bounded here only: they change after they are put into lists.
 absl::Status AppendRepr(const Value& value, int depth, Text& out) {
   if (depth > 2 * kMaxValueDepth) return TooDeep();
@@ -109,16 +179,7 @@ absl::Status AppendRepr(const Value& value, int depth, Text& out) {
     out.Append(Text::From(value.as_text(), StringRepr(value.as_string())));
     return absl::OkStatus();
   }
-  if (const List* list = value.list()) {
-    out.Append(list->is_tuple ? "(" : "[");
-    for (size_t i = 0; i < list->items.size(); ++i) {
-      if (i > 0) out.Append(", ");
-      LYNX_RETURN_IF_ERROR(AppendRepr(list->items[i], depth + 1, out));
-    }
-    if (list->is_tuple && list->items.size() == 1) out.Append(",");
-    out.Append(list->is_tuple ? ")" : "]");
-    return absl::OkStatus();
-  }
+  if (value.list() != nullptr) return AppendListRepr(*value.list(), depth, out);
   const Dict* dict = value.ns() != nullptr ? &value.ns()->fields : value.dict();
   if (dict != nullptr) {
     if (value.ns() != nullptr) out.Append("<Namespace ");
@@ -148,8 +209,46 @@ absl::Status AppendRepr(const Value& value, int depth, Text& out) {
   return absl::OkStatus();
 }
 
+bool EqualAt(const Value& a, const Value& b, int depth);
+
+bool EqualDicts(const Dict& a, const Dict& b, int depth) {
+  if (a.items.size() != b.items.size()) return false;
+  return std::all_of(a.items.begin(), a.items.end(), [&](const auto& item) {
+    const Value* other = b.Find(item.first);
+    return other != nullptr && EqualAt(item.second, *other, depth + 1);
+  });
+}
+
+// The mapping that a view of keys or items is of, its values none where it has keys only; empty
+// where a key is no key.
+Dict MappingOf(const List& view) {
+  Dict dict;
+  for (const Value& item : view.items) {
+    const bool is_pair = view.kind == List::Kind::kItems;
+    const Value& key = is_pair ? item.list()->items[0] : item;
+    if (!dict.SetKey(key, is_pair ? item.list()->items[1] : Value(None{})).ok()) return {};
+  }
+  return dict;
+}
+
+bool EqualLists(const List& a, const List& b, int depth) {
+  using Kind = List::Kind;
+  if (a.kind != b.kind) return false;
+  // Compared as sets.
+  if (a.kind == Kind::kKeys || a.kind == Kind::kItems) {
+    return EqualDicts(MappingOf(a), MappingOf(b), depth);
+  }
+  if (a.kind == Kind::kValues || a.is_iterator()) return &a == &b;
+  return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(),
+                    [depth](const Value& x, const Value& y) { return EqualAt(x, y, depth + 1); });
+}
+
 bool EqualAt(const Value& a, const Value& b, int depth) {
   if (depth > 2 * kMaxValueDepth) return false;
+  if (a.big_integer() != nullptr || b.big_integer() != nullptr) {
+    const absl::StatusOr<int> order = CompareBig(a, b);
+    return order.ok() && *order == 0;
+  }
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return a.as_double() == b.as_double();
     return a.as_int() == b.as_int();
@@ -157,20 +256,8 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
   if (a.is_string() && b.is_string()) return a.as_string() == b.as_string();
   if (a.is_none() || b.is_none()) return a.is_none() && b.is_none();
   if (a.is_undefined() || b.is_undefined()) return a.is_undefined() && b.is_undefined();
-  if (a.list() != nullptr && b.list() != nullptr) {
-    const List& left = *a.list();
-    const List& right = *b.list();
-    return left.is_tuple == right.is_tuple &&
-           std::equal(left.items.begin(), left.items.end(), right.items.begin(), right.items.end(),
-                      [depth](const Value& x, const Value& y) { return EqualAt(x, y, depth + 1); });
-  }
-  if (a.dict() != nullptr && b.dict() != nullptr) {
-    if (a.dict()->items.size() != b.dict()->items.size()) return false;
-    return std::all_of(a.dict()->items.begin(), a.dict()->items.end(), [&](const auto& item) {
-      const Value* other = b.dict()->Find(item.first);
-      return other != nullptr && EqualAt(item.second, *other, depth + 1);
-    });
-  }
+  if (a.list() != nullptr && b.list() != nullptr) return EqualLists(*a.list(), *b.list(), depth);
+  if (a.dict() != nullptr && b.dict() != nullptr) return EqualDicts(*a.dict(), *b.dict(), depth);
   if (a.ns() != nullptr) return a.ns() == b.ns();
   if (a.loop() != nullptr) return a.loop() == b.loop();
   return a.callable() != nullptr && a.callable() == b.callable();
@@ -224,6 +311,7 @@ absl::StatusOr<std::string> JsonKey(const Dict& dict, const std::string& name) {
   if (key.is_none()) return std::string("null");
   if (key.is_bool()) return std::string(key.as_bool() ? "true" : "false");
   if (key.is_int()) return absl::StrCat(key.as_int());
+  if (key.big_integer() != nullptr) return key.big_integer()->digits;
   if (key.is_float()) return FloatRepr(key.as_double());
   return absl::InvalidArgumentError(absl::StrCat("a ", key.TypeName(), " cannot be a key in JSON"));
 }
@@ -264,9 +352,12 @@ absl::Status AppendJson(const Value& value, const JsonStyle& style, int depth, T
     } else {
       out.Append(std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
     }
+  } else if (value.big_integer() != nullptr) {
+    out.Append(value.big_integer()->digits);
   } else if (value.is_string()) {
     out.Append(Text::From(value.as_text(), JsonString(value.as_string(), style.ensure_ascii)));
-  } else if (const List* list = value.list()) {
+  } else if (const List* list = value.list();
+             list != nullptr && (list->kind == List::Kind::kList || list->is_tuple())) {
     out.Append("[");
     for (size_t i = 0; i < list->items.size(); ++i) {
       if (i > 0) out.Append(style.item_separator);
@@ -307,10 +398,16 @@ class ValueBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool value) override { return Add(value); }
   bool number_integer(number_integer_t value) override { return Add(int64_t{value}); }
   bool number_unsigned(number_unsigned_t value) override {
-    if (value > static_cast<uint64_t>(INT64_MAX)) return Add(static_cast<double>(value));
+    if (value > static_cast<uint64_t>(INT64_MAX)) return Add(BigInteger{absl::StrCat(value)});
     return Add(static_cast<int64_t>(value));
   }
-  bool number_float(number_float_t value, const string_t&) override { return Add(double{value}); }
+  // Integers that fit in no type of the library come as this, too.
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_of(".eE") != std::string::npos) return Add(double{value});
+    absl::StatusOr<Value> integer = MakeInteger(text);
+    if (!integer.ok()) error_ = std::string(integer.status().message());
+    return integer.ok() && Add(*std::move(integer));
+  }
   bool string(string_t& value) override { return Add(Text::Given(std::move(value))); }
   bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override { return Open(true); }
@@ -381,9 +478,13 @@ absl::Status Value::UndefinedError() const {
 }
 
 const char* Value::TypeName() const {
-  static constexpr std::array<const char*, 11> kNames = {
-      "undefined value", "None",     "bool", "int", "float", "string", "list", "dict",
-      "namespace",       "function", "loop"};
+  static constexpr std::array<const char*, 12> kNames = {
+      "undefined value", "None",     "bool", "int",
+      "float",           "string",   "list", "dict",
+      "namespace",       "function", "loop", "int beyond 64 bits"};
+  static constexpr std::array<const char*, 7> kListNames = {
+      "list", "tuple", "range", "dict_keys", "dict_values", "dict_items", "iterator"};
+  if (list() != nullptr) return kListNames[static_cast<size_t>(list()->kind)];
   return kNames[data_.index()];
 }
 
@@ -397,6 +498,7 @@ int64_t Value::weight() const {
   if (is_string()) return static_cast<int64_t>(as_string().size());
   if (list() != nullptr) return list()->weight;
   if (dict() != nullptr) return dict()->weight;
+  if (big_integer() != nullptr) return static_cast<int64_t>(big_integer()->digits.size());
   return 0;
 }
 
@@ -460,9 +562,26 @@ Value Dict::Key(const std::string& name) const {
   return is_given ? Value(Text::Given(name)) : Value(name);
 }
 
-absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
-  auto list = std::make_shared<List>();
-  list->is_tuple = is_tuple;
+absl::StatusOr<Value> MakeInteger(std::string_view digits) {
+  constexpr size_t kMostDigits = 4300;
+  const bool negative = digits.starts_with('-');
+  std::string_view magnitude = digits.substr(negative ? 1 : 0);
+  magnitude.remove_prefix(std::min(magnitude.find_first_not_of('0'), magnitude.size() - 1));
+  if (magnitude.size() > kMostDigits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an integer of ", magnitude.size(), " digits: at most ", kMostDigits));
+  }
+  const std::string text = absl::StrCat(negative ? "-" : "", std::string(magnitude));
+  int64_t value = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (read.ec == std::errc()) return Value(value);
+  return Value(BigInteger{text});
+}
+
+namespace {
+
+absl::StatusOr<Value> MakeSequence(List made, std::vector<Value> items) {
+  auto list = std::make_shared<List>(std::move(made));
   for (const Value& item : items) {
     list->depth = std::max(list->depth, item.depth() + 1);
     list->weight = std::min(list->weight + kItemCost + item.weight(), kMaxWeight);
@@ -470,6 +589,21 @@ absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple) {
   if (list->depth > kMaxValueDepth) return TooDeep();
   list->items = std::move(items);
   return Value(std::shared_ptr<const List>(std::move(list)));
+}
+
+}  // namespace
+
+absl::StatusOr<Value> MakeList(std::vector<Value> items, List::Kind kind) {
+  List list;
+  list.kind = kind;
+  return MakeSequence(std::move(list), std::move(items));
+}
+
+absl::StatusOr<Value> MakeRange(const Range& range, std::vector<Value> items) {
+  List list;
+  list.kind = List::Kind::kRange;
+  list.range = range;
+  return MakeSequence(std::move(list), std::move(items));
 }
 
 absl::StatusOr<Value> MakeDict(Dict dict) {
@@ -488,7 +622,7 @@ bool Truthy(const Value& value) {
   if (value.is_float()) return value.as_double() != 0;
   if (value.is_integral()) return value.as_int() != 0;
   if (value.is_string()) return !value.as_string().empty();
-  if (value.list() != nullptr) return !value.list()->items.empty();
+  if (value.list() != nullptr) return value.list()->is_iterator() || !value.list()->items.empty();
   if (value.dict() != nullptr) return !value.dict()->items.empty();
   return true;
 }
@@ -529,6 +663,7 @@ absl::StatusOr<Text> Str(const Value& value) {
   if (value.is_bool()) return Text(value.as_bool() ? "True" : "False");
   if (value.is_int()) return Text(absl::StrCat(value.as_int()));
   if (value.is_float()) return Text(FloatRepr(value.as_double()));
+  if (value.big_integer() != nullptr) return Text(value.big_integer()->digits);
   if (value.is_string()) return value.as_text();
   if (value.callable() != nullptr || value.loop() != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("a ", value.TypeName(), " cannot be printed"));
@@ -552,9 +687,11 @@ absl::StatusOr<int> Compare(const Value& a, const Value& b) {
     if (a.is_float() || b.is_float()) return order(a.as_double(), b.as_double());
     return order(a.as_int(), b.as_int());
   }
+  if (a.big_integer() != nullptr || b.big_integer() != nullptr) return CompareBig(a, b);
   // Bytes of UTF-8 sort as code points do.
   if (a.is_string() && b.is_string()) return order(a.as_string(), b.as_string());
-  if (a.list() != nullptr && b.list() != nullptr) {
+  if (a.list() != nullptr && b.list() != nullptr && a.list()->kind == b.list()->kind &&
+      (a.list()->is_tuple() || a.list()->kind == List::Kind::kList)) {
     const std::vector<Value>& left = a.list()->items;
     const std::vector<Value>& right = b.list()->items;
     for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
@@ -569,7 +706,11 @@ absl::StatusOr<int> Compare(const Value& a, const Value& b) {
 absl::StatusOr<std::vector<Value>> Iterate(const Value& value) {
   std::vector<Value> items;
   if (value.is_undefined()) return items;
-  if (value.list() != nullptr) return value.list()->items;
+  if (const List* list = value.list()) {
+    const size_t first = list->is_iterator() ? std::exchange(list->taken, list->items.size()) : 0;
+    items.assign(list->items.begin() + static_cast<std::ptrdiff_t>(first), list->items.end());
+    return items;
+  }
   if (value.dict() != nullptr) {
     for (const auto& item : value.dict()->items) items.push_back(value.dict()->Key(item.first));
     return items;
@@ -594,10 +735,13 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
     LYNX_ASSIGN_OR_RETURN(const Value* found, container.dict()->FindKey(item));
     return found != nullptr;
   }
-  if (container.list() != nullptr) {
-    const std::vector<Value>& items = container.list()->items;
-    return std::any_of(items.begin(), items.end(),
-                       [&item](const Value& other) { return Equal(item, other); });
+  if (const List* list = container.list()) {
+    if (list->kind == List::Kind::kKeys) LYNX_RETURN_IF_ERROR(KeyName(item).status());
+    // An iterator is used up as far as the search goes.
+    size_t at = list->is_iterator() ? list->taken : 0;
+    while (at < list->items.size() && !Equal(item, list->items[at])) ++at;
+    if (list->is_iterator()) list->taken = std::min(at + 1, list->items.size());
+    return at < list->items.size();
   }
   if (container.is_undefined()) return false;
   return absl::InvalidArgumentError(absl::StrCat("'in' cannot search a ", container.TypeName()));

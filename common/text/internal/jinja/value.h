@@ -34,6 +34,10 @@ struct Undefined {
   std::shared_ptr<const std::string> what;  // What was looked up, for messages.
 };
 struct None {};
+// An integer beyond 64 bits: written and compared as it is, and never computed with.
+struct BigInteger {
+  std::string digits;  // In base ten, behind '-' where it is negative.
+};
 
 // Cheap to copy: everything big is shared and immutable, namespaces excepted.
 class Value {
@@ -52,6 +56,8 @@ class Value {
   Value(std::shared_ptr<Namespace> ns) : data_(std::move(ns)) {}       // NOLINT
   Value(std::shared_ptr<const Callable> f) : data_(std::move(f)) {}    // NOLINT
   Value(std::shared_ptr<Loop> loop) : data_(std::move(loop)) {}        // NOLINT
+  Value(BigInteger big)                                                // NOLINT
+      : data_(std::make_shared<const BigInteger>(std::move(big))) {}
   static Value MakeUndefined(std::string what);
 
   bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
@@ -59,6 +65,7 @@ class Value {
   bool is_bool() const { return std::holds_alternative<bool>(data_); }
   bool is_int() const { return std::holds_alternative<int64_t>(data_); }
   bool is_float() const { return std::holds_alternative<double>(data_); }
+  // Of what can be computed with.
   bool is_number() const { return is_bool() || is_int() || is_float(); }
   bool is_string() const { return Get<std::shared_ptr<const Text>>() != nullptr; }
 
@@ -76,6 +83,7 @@ class Value {
   Namespace* ns() const { return Pointer<std::shared_ptr<Namespace>>(); }
   const Callable* callable() const { return Pointer<std::shared_ptr<const Callable>>(); }
   Loop* loop() const { return Pointer<std::shared_ptr<Loop>>(); }
+  const BigInteger* big_integer() const { return Pointer<std::shared_ptr<const BigInteger>>(); }
   bool is_integral() const { return is_bool() || is_int(); }
 
   // "'x' is undefined", for an undefined value that is used.
@@ -98,15 +106,44 @@ class Value {
 
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
                std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
-               std::shared_ptr<const Callable>, std::shared_ptr<Loop>>
+               std::shared_ptr<const Callable>, std::shared_ptr<Loop>,
+               std::shared_ptr<const BigInteger>>
       data_;
 };
 
+// What range() gave, to print and slice it.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t step = 1;
+};
+
+// A sequence: what Python prints, compares and takes apart in other ways is told by its kind.
 struct List {
+  enum class Kind {
+    kList,
+    kTuple,
+    kRange,
+    // Of a mapping; they have no indices.
+    kKeys,
+    kValues,
+    kItems,
+    // What filters such as map and select give: gone through once, without a length.
+    kIterator,
+  };
+
   std::vector<Value> items;
-  bool is_tuple = false;
+  Kind kind = Kind::kList;
   int depth = 1;
   int64_t weight = 0;
+  Range range;               // Of kRange.
+  mutable size_t taken = 0;  // Of kIterator: how many items are used up. Values stay in one thread.
+
+  bool is_tuple() const { return kind == Kind::kTuple; }
+  bool is_iterator() const { return kind == Kind::kIterator; }
+  bool has_indices() const {
+    return kind == Kind::kList || kind == Kind::kTuple || kind == Kind::kRange;
+  }
 };
 
 // Keeps the order of insertion, as Python's dict does. An item's key is here its name: a string
@@ -166,8 +203,11 @@ struct Loop {
 };
 
 // InvalidArgument when it would nest too deep.
-absl::StatusOr<Value> MakeList(std::vector<Value> items, bool is_tuple = false);
+absl::StatusOr<Value> MakeList(std::vector<Value> items, List::Kind kind = List::Kind::kList);
+absl::StatusOr<Value> MakeRange(const Range& range, std::vector<Value> items);
 absl::StatusOr<Value> MakeDict(Dict dict);
+// InvalidArgument: more digits than Python takes.
+absl::StatusOr<Value> MakeInteger(std::string_view digits);
 
 // The name of a key: equal keys have one, so 1, 1.0 and True are the same. InvalidArgument for a
 // list, a dict and what else Python cannot hash or the template cannot spell.
@@ -180,7 +220,7 @@ absl::StatusOr<Text> Repr(const Value& value);
 bool Equal(const Value& a, const Value& b);
 // -1, 0 or 1; InvalidArgument for values without an order.
 absl::StatusOr<int> Compare(const Value& a, const Value& b);
-// What a for block goes through.
+// What a for block goes through; an iterator is used up.
 absl::StatusOr<std::vector<Value>> Iterate(const Value& value);
 absl::StatusOr<bool> Contains(const Value& container, const Value& item);
 

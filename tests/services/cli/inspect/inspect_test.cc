@@ -27,8 +27,13 @@ using ::lynx::testing::TinyModel;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Lt;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::SizeIs;
 using Json = nlohmann::json;
 
 struct Outcome {
@@ -254,6 +259,29 @@ TEST(InspectTest, EveryProblemOfTheTensorsIsListed) {
                   AllOf(HasSubstr("model.norm.weight"), HasSubstr("[4, 6]"), HasSubstr("[24]")),
                   HasSubstr("model.layers.7.stray.weight")));
   EXPECT_EQ(json["family"], "qwen3_moe") << "what is sound is told all the same";
+}
+
+// Of 4 layers of 4000 experts that are not there, 48000 tensors are missing.
+TEST(InspectTest, OfManyProblemsOfAKindAFewAreListed) {
+  TinyModel model = TinyModel::Make();
+  model.config["num_experts"] = 4000;
+  TempDir dir;
+  model.Write(dir.path());
+  const auto found = InspectModel(dir.path().string());
+  ASSERT_THAT(found, IsOk());
+  EXPECT_THAT(found->problems, SizeIs(AllOf(Gt(50), Lt(110))));
+  EXPECT_THAT(found->problems, Contains(MatchesRegex("missing from the weights: [0-9]+ more")));
+}
+
+TEST(InspectTest, ATemplateThatFailsAlwaysIsNoted) {
+  TempDir dir;
+  std::filesystem::copy("models/lynx-tiny-moe", dir.path(),
+                        std::filesystem::copy_options::recursive);
+  dir.Write("chat_template.jinja", "\n{{ messages.content.upper() }}");
+  EXPECT_THAT(InspectModel(dir.path().string())->notes,
+              Contains(AllOf(HasSubstr("the chat template fails"), HasSubstr("line 2"))));
+  EXPECT_THAT(InspectModel("models/lynx-tiny-moe")->notes,
+              Not(Contains(HasSubstr("the chat template fails"))));
 }
 
 TEST(InspectTest, ProblemsOfAllFilesAreListedAtOnce) {
