@@ -1,10 +1,9 @@
 #include "common/model/json_file.h"
 
 #include <optional>
-#include <set>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/json_keys.h"
 #include "common/base/json_shape.h"
 #include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
@@ -13,46 +12,6 @@
 namespace lynx::model {
 
 using nlohmann::json;
-
-namespace {
-
-// Finds a key that occurs twice in an object. In a pass of its own: to watch json::parse() costs
-// time quadratic in the members of an object.
-class RepeatedKeys : public nlohmann::json_sax<json> {
- public:
-  const std::optional<std::string>& first() const { return first_; }
-
-  bool start_object(size_t) override {
-    open_.emplace_back();
-    return true;
-  }
-  bool end_object() override {
-    open_.pop_back();
-    return true;
-  }
-  bool key(std::string& key) override {
-    if (open_.back().insert(key).second) return true;
-    first_ = key;
-    return false;
-  }
-  // What is malformed, json::parse() reports.
-  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(int64_t) override { return true; }
-  bool number_unsigned(uint64_t) override { return true; }
-  bool number_float(double, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(json::binary_t&) override { return true; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
-
- private:
-  std::vector<std::set<std::string>> open_;  // Keys of the objects around the current value.
-  std::optional<std::string> first_;
-};
-
-}  // namespace
 
 absl::StatusOr<json> ParseJson(std::string_view text, std::string_view name) {
   const std::string prefix = absl::StrCat(std::string(name), ": ");
@@ -64,17 +23,15 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view name) {
   if (text.find('\0') != std::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(prefix, "has a zero byte"));
   }
-  RepeatedKeys keys;
   json document;
   try {
-    json::sax_parse(text.begin(), text.end(), &keys);
     document = json::parse(text.begin(), text.end());
   } catch (const json::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat(prefix, Shortened(error.what())));
   }
-  if (keys.first().has_value()) {
+  if (const std::optional<std::string> key = RepeatedJsonKey(text); key.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(prefix, "key '", Shortened(*keys.first()), "' occurs twice"));
+        absl::StrCat(prefix, "key '", Shortened(*key), "' occurs twice"));
   }
   return document;
 }

@@ -1,10 +1,12 @@
 #include "common/text/model_files.h"
 
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/json_keys.h"
 #include "common/base/status_macros.h"
 #include "common/text/internal/json_file.h"
 
@@ -19,8 +21,13 @@ constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 
 // An empty object when there is no such file.
 absl::StatusOr<Json> ReadOptional(const std::filesystem::path& path) {
-  absl::StatusOr<Json> root = internal::ReadJsonObject(path, kMaxConfigBytes);
-  if (absl::IsNotFound(root.status())) return Json::object();
+  const absl::StatusOr<std::string> content = internal::ReadBoundedFile(path, kMaxConfigBytes);
+  if (absl::IsNotFound(content.status())) return Json::object();
+  LYNX_RETURN_IF_ERROR(content.status());
+  LYNX_ASSIGN_OR_RETURN(Json root, internal::ParseJsonObject(*content, path.string()));
+  if (const std::optional<std::string> key = RepeatedJsonKey(*content); key.has_value()) {
+    return BadJson(path.string(), "key '" + *key + "' occurs twice");
+  }
   return root;
 }
 

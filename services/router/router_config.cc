@@ -1,10 +1,12 @@
 #include "services/router/router_config.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
+#include "common/base/json_keys.h"
 #include "common/base/json_shape.h"
 #include "common/base/model_name.h"
 #include "common/base/status_macros.h"
@@ -231,6 +233,9 @@ absl::StatusOr<ModelInfo> LoadModelInfo(const std::filesystem::path& model_dir) 
   const nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(file, " is not a JSON object"));
+  }
+  if (const std::optional<std::string> key = RepeatedJsonKey(text); key.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": key '", *key, "' occurs twice"));
   }
   ModelInfo info;
   LYNX_ASSIGN_OR_RETURN(info.vocab_size, PositiveInt(config, "vocab_size", file));

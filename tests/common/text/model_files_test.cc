@@ -46,6 +46,10 @@ TEST_F(StopTokenIdsTest, AnyFileMayBeMissingOrSilent) {
 }
 
 TEST_F(StopTokenIdsTest, NonsenseIsNamed) {
+  dir_.Write("generation_config.json", R"({"eos_token_id": 2, "eos_token_id": 3})");
+  EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kInvalidArgument,
+                               HasSubstr("generation_config.json: key 'eos_token_id' occurs")));
+  dir_.Write("generation_config.json", "{}");
   dir_.Write("config.json", R"({"eos_token_id": "2"})");
   EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("config.json")));
   dir_.Write("config.json", R"({"eos_token_id": -2})");

@@ -128,6 +128,9 @@ TEST(ModelInfoTest, NamesFileAndFault) {
                 StatusIs(kInvalid, HasSubstr("\"vocab_size\" is")))
         << bad;
   }
+  EXPECT_THAT(with(R"({"max_position_embeddings": 5, "vocab_size": 7, "vocab_size": 8})"),
+              StatusIs(kInvalid, AllOf(HasSubstr("config.json"), HasSubstr("'vocab_size'"),
+                                       HasSubstr("occurs twice"))));
   auto nested = with(R"({"text_config": {"max_position_embeddings": 5, "vocab_size": 7}})");
   ASSERT_THAT(nested, IsOk());
   EXPECT_EQ(nested->vocab_size, 7);
