@@ -13,8 +13,8 @@ namespace lynx::model {
 
 // What is particular to a family of models: how its releases spell config.json and name tensors.
 // To add one: a file like those beside this, made of the pieces in shared_config.h and
-// shared_weights.h; a line in family.cc; a variant in tests/golden/make_golden.py, whose fixture
-// the golden test then compares with.
+// shared_weights.h, and a variant in tests/golden/make_golden.py, whose fixture the golden test then
+// compares with. docs/models.md names the lists that both go into.
 struct Family {
   std::string_view model_type;
   // Fills in what the family adds to the sizes that all families have, which are read already.
