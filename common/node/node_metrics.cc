@@ -52,6 +52,9 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
       preemptions(registry.AddCounter("lynx_node_preemptions_total",
                                       "Sequences that gave their KV blocks up to others.",
                                       {{"model_name", model}})),
+      swapped_out_bytes(registry.AddCounter(
+          "lynx_node_swapped_out_bytes_total",
+          "KV of preempted sequences that was copied so that it need not be computed again.")),
       bad_logits(
           registry.AddCounter("lynx_node_bad_logits_total",
                               "Sequences failed because the model's logits were not finite.")),

@@ -38,6 +38,7 @@ class NodeMetrics {
   telemetry::Counter prompt_tokens_held;
   telemetry::Counter output_tokens;
   telemetry::Counter preemptions;
+  telemetry::Counter swapped_out_bytes;
   telemetry::Counter bad_logits;
 
  private:

@@ -273,6 +273,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   stream.policy = *policy;
   stream.root_prefix = kv::RootPrefix(adopted.body.cache_salt());
   if (!held_exact || !adopted.same_class) stream.exact_tokens = granted.exact_tokens;
+  stream.foreign_prompt = !adopted.same_class && !MayBeLossy(*policy);
   KeepPrefix(stream);
   MaybeStep();
 }
@@ -355,7 +356,9 @@ void DecodeNode::MaybeStep() {
     items_.push_back(
         {.sequence = stream.sequence.get(),
          .tokens = work.rows,
-         .policy = work.recompute ? nullptr : policy_.Choose(stream.policy, automatic)});
+         // The newest token's row is one of decoding, also where all before it came back.
+         .policy =
+             work.recompute && work.rows > 1 ? nullptr : policy_.Choose(stream.policy, automatic)});
   }
   shadow_ = quality_.BeginStep(items_);
   backed_off_ = quality_.took_policies();
@@ -369,9 +372,59 @@ int64_t DecodeNode::Preempt(SequenceId id) {
   Stream& stream = streams_.at(id);
   metrics_.preemptions.Increment();
   KeepPrefix(stream);
+  SwapOut(stream);
   const int32_t free = engine_.pool().free_blocks();
   stream.sequence->Preempt();
   return engine_.pool().free_blocks() - free;
+}
+
+void DecodeNode::SwapOut(Stream& stream) {
+  const engine::Sequence& sequence = *stream.sequence;
+  kv::KvArena& arena = engine_.runner().kv();
+  const int32_t position = sequence.computed_tokens();
+  int64_t space = options_.swap_space - kv::SwappedKv::BytesOf(arena.layout(), position);
+  for (const auto& [id, other] : streams_) {
+    if (other.swapped.has_value()) space -= other.swapped->bytes();
+  }
+  if (position == 0 || space < 0) return;
+  if (!stream.foreign_prompt &&
+      !swap_cost_.CopyIsCheaper(step_time_.Get(), kv::SwappedKv::BytesOf(arena.layout(), position),
+                                position)) {
+    return;
+  }
+  const absl::Time began = loop_.Now();
+  stream.swapped.emplace(arena, sequence.blocks(), position);
+  swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
+  metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
+}
+
+void DecodeNode::SwapIn(Stream& stream) {
+  engine::Sequence& sequence = *stream.sequence;
+  kv::BlockPool& pool = engine_.pool();
+  const kv::KvGroups& groups = pool.groups();
+  const int32_t position = stream.swapped->position();
+  kv::BlockTable table;
+  // What is here of it still, with the same bits or as good, is shared again. In windows that could
+  // take more than the plan has counted.
+  if (prefixes_.has_value() && groups.count() == 1 && !groups.reach(0).bounded()) {
+    const bool lossy_too = MayBeLossy(stream.policy);
+    kv::PrefixCache::Found found = prefixes_->Find(
+        stream.root_prefix, sequence.tokens().first(static_cast<size_t>(position) + 1), lossy_too);
+    const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
+    if (lossy_too || held <= stream.exact_tokens) {
+      if (found.exact_tokens < held) {
+        stream.exact_tokens = std::min(stream.exact_tokens, found.exact_tokens);
+      }
+      table = std::move(found.blocks);
+    }
+  }
+  const int32_t held_blocks = table.end_block();
+  table.ReleaseBefore(position);
+  const absl::Status leased = table.Extend(pool, position);
+  LYNX_CHECK_MSG(leased.ok(), std::string(leased.message()));
+  stream.swapped->Restore(engine_.runner().kv(), table, held_blocks);
+  sequence.AdoptKv(std::move(table), position);
+  stream.swapped.reset();
 }
 
 DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_blocks) {
@@ -381,8 +434,16 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
   const auto tokens = static_cast<int64_t>(sequence.tokens().size());
   const int32_t step_rows = options_.scheduler.step_rows;
   const int32_t free = pool.free_blocks();
-  stream.exact_tokens = kAllExact;  // Recomputed rows are.
   Resumed resumed;
+  if (stream.swapped.has_value()) {
+    resumed.tokens = stream.swapped->position();
+    SwapIn(stream);
+    const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
+    LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
+    resumed.taken = free - pool.free_blocks();
+    return resumed;
+  }
+  stream.exact_tokens = kAllExact;  // Recomputed rows are.
   if (prefixes_.has_value()) {
     kv::PrefixCache::Found found =
         prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));

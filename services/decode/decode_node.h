@@ -15,6 +15,7 @@
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
 #include "common/kv/prefix_cache.h"
+#include "common/kv/swapped_kv.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
@@ -25,6 +26,7 @@
 #include "services/decode/policy/step_policy.h"
 #include "services/decode/quality/quality_watch.h"
 #include "services/decode/scheduler/decode_scheduler.h"
+#include "services/decode/scheduler/swap_cost.h"
 
 namespace lynx::decode {
 
@@ -45,6 +47,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
     bool prefix_cache = true;            // A prefix that is here is not handed over again.
     int32_t max_sequences = 512;         // Granted and running together.
     DecodeScheduler::Options scheduler;  // Its groups are the engine's.
+    int64_t swap_space = 0;              // Bytes of copies of what preempted sequences held.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
   };
@@ -71,6 +74,10 @@ class DecodeNode final : private node::NodeControl::Delegate,
   struct Stream {
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
+    std::optional<kv::SwappedKv> swapped;  // While preempted, if it was copied.
+    // It is exact, and its prompt came from another numeric class: computed again here, that would
+    // have other bits.
+    bool foreign_prompt = false;
     std::optional<moe::Policy> policy;  // Asked for by the request.
     kv::PrefixHash root_prefix = 0;
     // Of the leading rows, those whose KV no lossy plan has touched.
@@ -98,6 +105,10 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void MaybeStep();
   int64_t Preempt(SequenceId id) override;
   Resumed Resume(SequenceId id, int64_t free_blocks) override;
+  // Copies what a sequence holds that is about to lose it, if that is worth it.
+  void SwapOut(Stream& stream);
+  // Gives a sequence that holds nothing what it held, in blocks of its own or shared ones.
+  void SwapIn(Stream& stream);
   void OnStepDone();
   // Whether sequences that asked for this may be given KV that lossy plans have touched.
   bool MayBeLossy(const std::optional<moe::Policy>& asked) const;
@@ -123,6 +134,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   KvReceiver* receiver_ = nullptr;
   DecodeScheduler scheduler_;
   node::StepTimeFit step_time_;
+  SwapCost swap_cost_;
   StepPolicy policy_;
   QualityWatch& quality_;
   std::optional<kv::PrefixCache> prefixes_;

@@ -34,6 +34,7 @@ struct DecodeConfig {
   int32_t max_batch = 64;
   int32_t max_sequences = 512;
   absl::Duration max_lease = absl::Minutes(10);
+  int64_t swap_space = int64_t{256} << 20;
   std::string lynx_policy = "exact";
   std::string lynx_mixed_steps = "exact";
   double guard_share = 0.01;
@@ -121,6 +122,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                             .scheduler = {.max_batch = config.max_batch,
                                           .step_rows = config.node.step_rows,
                                           .pool_blocks = engine->pool().capacity_blocks()},
+                            .swap_space = config.swap_space,
                             .max_lease = config.max_lease,
                             .router_timeout = config.node.router_timeout},
         *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
@@ -146,6 +148,10 @@ int Main(int argc, const char* const* argv) {
   flags.AddInt("max-batch", &config.max_batch, {1, 4096}, "sequences advanced in one step");
   flags.AddInt("max-sequences", &config.max_sequences, {1, 1 << 20},
                "sequences granted and running; more are refused as busy");
+  flags.AddBytes(
+      "swap-space", &config.swap_space, {0},
+      "memory for the KV of preempted sequences where copying it is cheaper than computing "
+      "it again; 0 copies nothing");
   flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},
                     "longest life of a grant without a sign of its router");
   flags.AddString("lynx-policy", &config.lynx_policy,

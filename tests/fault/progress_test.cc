@@ -140,16 +140,9 @@ TEST(ProgressTest, WhatIsTakenInIsFinishedWhateverItsSize) {
   }
 }
 
-// SCH-3: two that cannot both stay, so one is preempted, and clients that leave meanwhile.
-TEST(ProgressTest, PreemptionAmongAbortsChangesNoTokenAndLosesNoBlock) {
-  std::vector<std::vector<TokenId>> want;
-  SimCluster roomy(WithModel({.kv_blocks = 64}));
-  for (uint64_t i = 0; i < 3; ++i) {
-    Client client(roomy, Prompt(i, 40), 48);
-    ASSERT_TRUE(roomy.RunUntil([&] { return client.over(); }));
-    want.push_back(client.sink.ids());
-  }
-  SimCluster tight(WithModel({.kv_blocks = 9}));
+// Three that cannot all stay, so some are preempted, and clients that leave meanwhile.
+void ExpectEqualWhenTight(const std::vector<std::vector<TokenId>>& want, int64_t swap_blocks) {
+  SimCluster tight(WithModel({.kv_blocks = 9, .swap_blocks = swap_blocks}));
   std::mt19937_64 rng(20261130);
   const int rounds = testing::ForTestSize(30, 200, 2000);
   for (int round = 0; round < rounds; ++round) {
@@ -196,6 +189,21 @@ TEST(ProgressTest, ReleasesAreMeasuredToTheLastBlockOnEitherSide) {
   EXPECT_LE(MetricsSum(cluster.RouterMetrics(), "lynx_router_release_duration_seconds_sum"),
             40 * 0.03)
       << "a step at most";
+}
+
+// SCH-3: two that cannot both stay, so one is preempted, and clients that leave meanwhile.
+TEST(ProgressTest, PreemptionAmongAbortsChangesNoTokenAndLosesNoBlock) {
+  std::vector<std::vector<TokenId>> want;
+  SimCluster roomy(WithModel({.kv_blocks = 64}));
+  for (uint64_t i = 0; i < 3; ++i) {
+    Client client(roomy, Prompt(i, 40), 48);
+    ASSERT_TRUE(roomy.RunUntil([&] { return client.over(); }));
+    want.push_back(client.sink.ids());
+  }
+  for (const int64_t swap_blocks : {0, 6}) {
+    SCOPED_TRACE(::testing::Message() << swap_blocks << " blocks of copies");
+    ExpectEqualWhenTight(want, swap_blocks);
+  }
 }
 
 // SCH-4: four long prompts on one prefill node, then a short one each second. A chunk takes 0.3 s.

@@ -262,6 +262,28 @@ TEST(ClusterTest, PreemptionChangesNoToken) {
       << "the pool is small enough that this test must preempt";
 }
 
+// The same when what they held is copied out and back, and when there is place for few copies.
+TEST(ClusterTest, CopiesOfPreemptedSequencesChangeNoToken) {
+  for (const char* model : {"models/lynx-tiny-moe", "tests/golden/variants/gpt-oss",
+                            "tests/golden/variants/deepseek-v3-plain"}) {
+    for (const int64_t swap_blocks : {1000, 9}) {
+      SCOPED_TRACE(::testing::Message() << model << " " << swap_blocks);
+      const bool windows = std::string(model).ends_with("gpt-oss");
+      std::vector<Ask> asks = MixedAsks(testing::ForTestSize(8, 24, 100), /*seed=*/5,
+                                        /*max_prompt=*/24, /*max_new=*/120, /*vocabulary=*/97);
+      for (Ask& ask : asks) ask.sampling.set_max_new_tokens(120);
+      const std::string metrics = ExpectClusterEqualsAlone({.kv_blocks = windows ? 30 : 12,
+                                                            .step_rows = 32,
+                                                            .max_batch = 16,
+                                                            .swap_blocks = swap_blocks,
+                                                            .model_dir = model},
+                                                           asks);
+      EXPECT_GT(MetricsSum(metrics, "lynx_node_preemptions_total{"), 0);
+      EXPECT_GT(MetricsSum(metrics, "lynx_node_swapped_out_bytes_total"), 0);
+    }
+  }
+}
+
 // Every third request asks to be exact, in batches that are otherwise remapped without mercy.
 // `meanwhile` happens once all are submitted. Returns the metrics page of the decode node.
 std::string ExpectExactAmongRemapped(

@@ -427,5 +427,48 @@ TEST(PrefixClusterTest, PromptsOfAnotherNumericClassAreNotSharedByExactRequests)
   EXPECT_EQ(Tokens(cluster, "decode-0", "held"), 0);
 }
 
+// What is preempted comes back without that: computed again here, its prompt would have other bits.
+// Steps that take no time make computing again the cheaper way for all others.
+TEST(PrefixClusterTest, WhatAnotherNumericClassComputedIsCopiedWhenItIsPreempted) {
+  struct Case {
+    bool foreign;
+    int64_t swap_blocks;  // Of 1 there is no place for any of them.
+    bool copied;
+  };
+  for (const Case& c : {Case{false, 100, false}, {true, 100, true}, {true, 1, false}}) {
+    SCOPED_TRACE(::testing::Message() << c.foreign << " " << c.swap_blocks);
+    SimCluster::Options options = {.kv_blocks = 12, .step_rows = 32, .swap_blocks = c.swap_blocks};
+    options.step_time = [](const model::StepStats&) { return absl::ZeroDuration(); };
+    if (c.foreign) {
+      options.wrap_runner =
+          [](const std::string& name,
+             std::unique_ptr<model::ModelRunner> model) -> std::unique_ptr<model::ModelRunner> {
+        if (name != "prefill-0") return model;
+        return std::make_unique<OtherClassRunner>(std::move(model));
+      };
+    }
+    SimCluster cluster(options);
+    LoneEngine alone(options);
+    std::mt19937 rng(3);
+    std::vector<std::vector<TokenId>> prompts(4);
+    std::vector<std::unique_ptr<RecordingSink>> sinks;
+    for (std::vector<TokenId>& prompt : prompts) {
+      Append(prompt, 30, rng);
+      sinks.push_back(std::make_unique<RecordingSink>());
+      cluster.Submit(prompt, PlainSampling(60), *sinks.back());
+    }
+    EXPECT_TRUE(cluster.RunUntil([&] {
+      return std::all_of(sinks.begin(), sinks.end(), [](const auto& sink) { return sink->ended; });
+    }));
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(sinks[i]->ids(), alone.Answer(prompts[i], PlainSampling(60)));
+    }
+    const std::string metrics = cluster.Metrics("decode-0");
+    EXPECT_GT(MetricsSum(metrics, "lynx_node_preemptions_total{"), 0);
+    EXPECT_EQ(MetricsSum(metrics, "lynx_node_swapped_out_bytes_total") > 0, c.copied);
+    EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
+  }
+}
+
 }  // namespace
 }  // namespace lynx

@@ -233,6 +233,8 @@ void SimCluster::Start(const std::string& name) {
             .scheduler = {.max_batch = options_.max_batch,
                           .step_rows = options_.step_rows,
                           .pool_blocks = options_.kv_blocks},
+            .swap_space = options_.swap_blocks * runner.kv().layout().BlockLayerBytes() *
+                          runner.kv().layout().layers / runner.kv().layout().groups.count(),
         },
         policy, *node->quality, *node->engine, *node->executor, loop, *node->channel,
         *node->metrics, *node->moe_metrics);

@@ -84,6 +84,7 @@ class SimCluster {
     int32_t step_rows = 64;
     int32_t max_batch = 16;
     bool prefix_cache = true;
+    int64_t swap_blocks = 0;  // Of copies of what preempted sequences held.
     DType compute_dtype = DType::kBf16;
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.
