@@ -46,6 +46,7 @@ constexpr size_t kMaxStatusBytes = 4096;
 constexpr size_t kMaxInbox = 1024;
 constexpr size_t kMaxStrangers = 64;  // Connections that have not said who they are,
 constexpr auto kStrangerTime = std::chrono::seconds(5);  // for so long.
+constexpr auto kCheckInterval = std::chrono::milliseconds(100);
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr auto kMaxBeatInterval = std::chrono::milliseconds(200);
 constexpr auto kGoodbyeTime = std::chrono::milliseconds(100);
@@ -90,7 +91,6 @@ class RankGroup::Impl final : public Rendezvous {
         members_(static_cast<size_t>(options.world)),
         reports_(static_cast<size_t>(options.world)) {
     if (listener_ != nullptr) endpoint_ = listener_->endpoint();
-    if (leader()) thread_ = std::thread([this] { Run(); });
   }
 
   ~Impl() override {
@@ -108,24 +108,34 @@ class RankGroup::Impl final : public Rendezvous {
   const std::string& endpoint() const { return endpoint_; }
   bool leader() const { return options_.rank == 0; }
 
-  absl::Status Join() {
+  absl::Status Join(const std::string& identity, const std::function<absl::Status()>& check) {
+    if (identity.size() > kMaxIdentityBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("an identity of ranks of ", identity.size(), " bytes"));
+    }
+    identity_ = identity;
     if (!leader()) LYNX_RETURN_IF_ERROR(ConnectToLeader());
+    thread_ = std::thread([this] { Run(); });
     absl::Status late;
-    {
+    for (;;) {
+      if (check != nullptr) late = check();
       MutexLock lock(mu_);
-      while (!joined_ && failure_.ok()) {
-        if (changed_.WaitUntil(mu_, deadline_) || SteadyClock::now() < deadline_) continue;
-        late = absl::DeadlineExceededError(
-            leader()
-                ? absl::StrCat("ranks that did not come within ",
-                               absl::FormatDuration(options_.start_timeout), ": ",
-                               Missing([&](size_t r) { return members_[r] == nullptr; }),
-                               refused_.empty() ? "" : "; not let in: ", refused_)
-                : absl::StrCat("rank 0 at ", options_.address, " was not joined by all within ",
-                               absl::FormatDuration(options_.start_timeout)));
-        break;
+      if (joined_) return absl::OkStatus();
+      if (!failure_.ok()) return failure_;
+      if (!late.ok()) break;
+      const auto now = SteadyClock::now();
+      if (now < deadline_) {
+        changed_.WaitUntil(mu_, std::min(deadline_, now + kCheckInterval));
+        continue;
       }
-      if (late.ok()) return joined_ ? absl::OkStatus() : failure_;
+      late = absl::DeadlineExceededError(
+          leader() ? absl::StrCat("ranks that did not come within ",
+                                  absl::FormatDuration(options_.start_timeout), ": ",
+                                  Missing([&](size_t r) { return members_[r] == nullptr; }),
+                                  refused_.empty() ? "" : "; not let in: ", refused_)
+                   : absl::StrCat("rank 0 at ", options_.address, " was not joined by all within ",
+                                  absl::FormatDuration(options_.start_timeout)));
+      break;
     }
     Leave(late);
     return late;
@@ -209,6 +219,17 @@ class RankGroup::Impl final : public Rendezvous {
     return reports;
   }
 
+  void Fail(absl::Status why) LYNX_EXCLUDES(mu_) {
+    {
+      MutexLock lock(mu_);
+      if (!failure_.ok()) return;
+      leave_body_ = EncodeStatus(why);
+      failure_ = std::move(why);
+      changed_.NotifyAll();
+    }
+    Wake();
+  }
+
   void Leave(const absl::Status& why) LYNX_EXCLUDES(mu_) {
     {
       MutexLock lock(mu_);
@@ -224,7 +245,8 @@ class RankGroup::Impl final : public Rendezvous {
  private:
   struct Connection {
     std::shared_ptr<FrameSocket> socket;
-    int rank = -1;  // Not known yet.
+    int rank = -1;          // Not known yet.
+    bool accepted = false;  // By the leader, which may be busy before.
     SteadyClock::time_point heard;
     SteadyClock::time_point began;
   };
@@ -253,17 +275,6 @@ class RankGroup::Impl final : public Rendezvous {
     if (write(wake_, &one, sizeof(one)) < 0) return;  // Awake already.
   }
 
-  void Fail(absl::Status why) LYNX_EXCLUDES(mu_) {
-    {
-      MutexLock lock(mu_);
-      if (!failure_.ok()) return;
-      leave_body_ = EncodeStatus(why);
-      failure_ = std::move(why);
-      changed_.NotifyAll();
-    }
-    Wake();
-  }
-
   absl::Status ConnectToLeader() LYNX_EXCLUDES(mu_) {
     for (;;) {
       const absl::Duration left = absl::FromChrono(deadline_ - SteadyClock::now());
@@ -276,15 +287,15 @@ class RankGroup::Impl final : public Rendezvous {
            {kMagic, static_cast<uint32_t>(options_.rank), static_cast<uint32_t>(options_.world)}) {
         Append(value, hello);
       }
-      hello += options_.identity;
+      hello += identity_;
       absl::Status status = socket.status();
       if (status.ok()) status = (*socket)->Send(kHello, hello);
       if (status.ok()) {
         const auto now = SteadyClock::now();
-        connections_.push_back({std::move(*socket), 0, now, now});
+        connections_.push_back(
+            {.socket = std::move(*socket), .rank = 0, .heard = now, .began = now});
         MutexLock lock(mu_);
         members_[0] = connections_.back().socket;
-        thread_ = std::thread([this] { Run(); });
         return absl::OkStatus();
       }
       if (left <= kConnectRetry) {
@@ -360,7 +371,7 @@ class RankGroup::Impl final : public Rendezvous {
         const absl::Status handled = Handle(c, std::move(frame));
         if (!handled.ok()) status = handled;
       }
-      if (status.ok() && c.rank >= 0 && now - c.heard > silence_) {
+      if (status.ok() && c.rank >= 0 && c.accepted && now - c.heard > silence_) {
         status = absl::UnavailableError(
             absl::StrCat("nothing was heard of it for ", absl::FormatDuration(options_.silence)));
       }
@@ -394,8 +405,10 @@ class RankGroup::Impl final : public Rendezvous {
   absl::Status Handle(Connection& c, Frame frame) LYNX_EXCLUDES(mu_) {
     if (c.rank < 0) return OnHello(c, frame);
     switch (frame.kind) {
-      case kBeat:
       case kAccept:
+        c.accepted = true;
+        return absl::OkStatus();
+      case kBeat:
         return absl::OkStatus();
       case kPut:
         return OnPut(c, frame.body);
@@ -417,6 +430,7 @@ class RankGroup::Impl final : public Rendezvous {
         if (leader()) break;
         MutexLock lock(mu_);
         joined_ = true;
+        c.accepted = true;
         changed_.NotifyAll();
         return absl::OkStatus();
       }
@@ -477,10 +491,10 @@ class RankGroup::Impl final : public Rendezvous {
     } else if (rank == 0 || rank >= world) {
       wrong = absl::InvalidArgumentError(
           absl::StrCat("there is no place for rank ", rank, " in a group of ", world));
-    } else if (rest != options_.identity) {
-      wrong = absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not as rank 0: it has ",
-                                                      std::string(rest), ", rank 0 has ",
-                                                      options_.identity));
+    } else if (rest != identity_) {
+      wrong =
+          absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not as rank 0: it has ",
+                                                  std::string(rest), ", rank 0 has ", identity_));
     } else {
       MutexLock lock(mu_);
       if (members_[rank] != nullptr) {
@@ -509,7 +523,8 @@ class RankGroup::Impl final : public Rendezvous {
       const auto strangers = std::count_if(connections_.begin(), connections_.end(),
                                            [](const Connection& c) { return c.rank < 0; });
       if (static_cast<size_t>(strangers) >= kMaxStrangers) continue;
-      connections_.push_back({std::move(socket), -1, now, now});
+      connections_.push_back(
+          {.socket = std::move(socket), .accepted = true, .heard = now, .began = now});
     }
     {
       MutexLock lock(mu_);
@@ -552,6 +567,7 @@ class RankGroup::Impl final : public Rendezvous {
   const SteadyClock::time_point deadline_;
   const SteadyClock::duration silence_;
   std::string endpoint_;
+  std::string identity_;                    // Set before the thread begins.
   std::unique_ptr<ListenSocket> listener_;  // The thread's; null once all are there.
   std::vector<Connection> connections_;     // The thread's, once that runs.
   const int wake_;
@@ -577,11 +593,9 @@ absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Create(const Options& opti
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " of a group of ", options.world));
   }
-  if (options.identity.size() > kMaxIdentityBytes || options.silence <= absl::ZeroDuration() ||
-      options.start_timeout <= absl::ZeroDuration()) {
+  if (options.silence <= absl::ZeroDuration() || options.start_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a group of ranks with an identity of ", options.identity.size(),
-                     " bytes, silence ", absl::FormatDuration(options.silence),
+        absl::StrCat("a group of ranks with silence ", absl::FormatDuration(options.silence),
                      " and start_timeout ", absl::FormatDuration(options.start_timeout)));
   }
   std::unique_ptr<ListenSocket> listener;
@@ -602,7 +616,11 @@ RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RankGroup::~RankGroup() = default;
 
 std::string RankGroup::endpoint() const { return impl_->endpoint(); }
-absl::Status RankGroup::Join() { return impl_->Join(); }
+absl::Status RankGroup::Join(const std::string& identity,
+                             const std::function<absl::Status()>& check) {
+  return impl_->Join(identity, check);
+}
+void RankGroup::Fail(const absl::Status& why) { impl_->Fail(why); }
 int RankGroup::rank() const { return impl_->options().rank; }
 int RankGroup::world() const { return impl_->options().world; }
 std::string RankGroup::host() const { return impl_->host(); }

@@ -35,8 +35,6 @@ class RankGroup {
     int world = 1;
     // host:port that the leader listens at; of the leader itself port 0 picks a free one.
     std::string address;
-    // What must be alike on all ranks, for people to read. Others are refused.
-    std::string identity;
     absl::Duration start_timeout = absl::Minutes(10);  // Of Join() and Reports(), from Create() on.
     absl::Duration silence = absl::Milliseconds(1500);
     // The group failed after Join(). Called once, on a thread of the group's own, which stays in
@@ -46,8 +44,8 @@ class RankGroup {
     std::function<void(const absl::Status&)> on_refused = nullptr;
   };
 
-  // The leader listens when this returns.
-  //   InvalidArgument  rank, world, address or identity.
+  // The leader listens when this returns. No thread runs yet.
+  //   InvalidArgument  rank, world or address.
   //   Unavailable      the address cannot be listened at.
   static absl::StatusOr<std::unique_ptr<RankGroup>> Create(const Options& options);
   // Leaves in good order.
@@ -58,12 +56,13 @@ class RankGroup {
   // Where the leader listens, with the real port. The leader's only.
   std::string endpoint() const;
 
-  // Waits for all ranks, once.
+  // Waits for all ranks, once. `identity`: what must be alike on all of them, for people to read.
+  // `check` is asked every now and then, its error ends the wait; it may be null.
   //   DeadlineExceeded    ranks that did not come in time, named; or the leader cannot be reached.
   //   InvalidArgument     the leader refuses this rank: its number, world or identity does not fit.
   //   AlreadyExists       another process is this rank.
-  //   Unavailable         a rank was lost meanwhile.
-  absl::Status Join();
+  //   Unavailable         the leader was lost meanwhile.
+  absl::Status Join(const std::string& identity, const std::function<absl::Status()>& check);
 
   // After Join().
   int rank() const;
@@ -86,8 +85,12 @@ class RankGroup {
   //   DeadlineExceeded  names those that have not.
   absl::StatusOr<std::vector<std::string>> Reports();
 
+  // Ends the group for all ranks with `why`, as the loss of this one would; on_lost is called here,
+  // too. The first status counts.
+  void Fail(const absl::Status& why);
+
   // Ends this rank's part, and with it the group: the others fail with `why`, or, if the leader
-  // leaves with OK, end in good order. OnLost is not called here any more.
+  // leaves with OK, end in good order. on_lost is not called here any more.
   void Leave(const absl::Status& why);
 
  private:

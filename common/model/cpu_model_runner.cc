@@ -130,6 +130,7 @@ class CpuModelRunner : public ModelRunner {
   const kv::KvGroups& groups() const { return kv_->layout().groups; }
 
   absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
+  absl::Status RunLayers(StepObserver* observer);
   void PlaceRows(std::span<const SequenceRows> batch);
   absl::Status Embed();
   absl::Status Attend(const LayerWeights& weights, const RowPlaces& places, int32_t layer);
@@ -346,6 +347,17 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
   LYNX_RETURN_IF_ERROR(CheckBatch(batch));
   PlaceRows(batch);
   LYNX_RETURN_IF_ERROR(Embed());
+  const absl::Status status = RunLayers(observer);
+  if (!status.ok()) {
+    wanted_.clear();
+    return status;
+  }
+  LYNX_RETURN_IF_ERROR(ComputeLogits());
+  stats_.weight_bytes_streamed += streamed_bytes_.load(std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
   const auto rows = static_cast<int64_t>(tokens_.size());
   for (int32_t layer = 0; layer < spec_.layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
@@ -368,13 +380,13 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
     stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
                                 weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
-    if (observer != nullptr && !observer->OnLayerDone(layer)) {
-      wanted_.clear();
+    if (observer == nullptr || observer->OnLayerDone(layer)) continue;
+    if (sum_.alone()) {
       return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));
     }
+    // The other ranks are in the next layer already.
+    if (layer + 1 < spec_.layers) sum_.Abandon();
   }
-  LYNX_RETURN_IF_ERROR(ComputeLogits());
-  stats_.weight_bytes_streamed += streamed_bytes_.load(std::memory_order_relaxed);
   return absl::OkStatus();
 }
 
@@ -474,8 +486,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
                                                           .logits_rows = options.max_step_logits,
                                                           .threads = team->threads()})));
       }
-      LYNX_ASSIGN_OR_RETURN(
-          kv, kv::KvArena::Create(KvLayoutOf(own, options.kv_dtype), options.kv_blocks));
+      const kv::KvLayout layout = KvLayoutOf(own, options.kv_dtype);
+      LYNX_ASSIGN_OR_RETURN(kv, options.shared_kv
+                                    ? kv::KvArena::CreateShared(layout, options.kv_blocks)
+                                    : kv::KvArena::Create(layout, options.kv_blocks));
       return absl::OkStatus();
     };
     absl::StatusOr<ModelWeights> weights;

@@ -16,6 +16,7 @@
 #include "common/collective/communicator.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
+#include "common/kv/kv_shards.h"
 #include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
 #include "common/moe/routing_plan.h"
@@ -53,6 +54,8 @@ struct RunnerOptions {
   // null: there is one. Every rank makes the same runner and the same steps. Outlives the runner.
   ParallelLayout layout = {};
   collective::Communicator* ranks = nullptr;
+  // Other processes of this host may attach to the KV memory.
+  bool shared_kv = false;
   // Benches only; null: none. Outlives the runner.
   RouterOverride* router_override = nullptr;
 };
@@ -87,12 +90,13 @@ struct StepStats {
   std::vector<float> plan_seconds;    // Per layer: time the planner took.
 };
 
-// Called on the stepping thread as the step proceeds.
+// Called on the stepping thread as the step proceeds; of several ranks, any one may have it.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
   // KV of every row is written for layers 0..layer; nothing of the step writes them again. False
-  // abandons the step at once: KV of its rows is then undefined, everything else is untouched.
+  // abandons the step at once: KV of its rows is then undefined, everything else is untouched. Of
+  // several ranks all abandon it in the next layer; after the last layer they do not.
   virtual bool OnLayerDone(int32_t layer) = 0;
 };
 
@@ -135,6 +139,8 @@ class ModelRunner {
 
   virtual const ModelSpec& spec() const = 0;
   virtual kv::KvArena& kv() = 0;
+  // The KV of all ranks.
+  virtual kv::KvShards shards() { return kv::KvShards(kv()); }
 
   // Names everything that decides the bits of a result (DESIGN 4.1): build, back end, instruction
   // set, dtypes, parallel layout. Equal strings: equal bits.

@@ -23,7 +23,11 @@ class RankSum {
   // Where this rank adds its part of `rows` rows: `hidden` itself, or zeros.
   float* Begin(float* hidden, int64_t rows);
   // Adds what all ranks wrote there to `hidden`. Fails as the communicator does.
+  //   Cancelled  a rank has called Abandon(), before its part of this sum: all ranks return this.
   absl::Status End(float* hidden, int64_t rows);
+
+  // Makes the next End() fail on all ranks; costs no message of its own.
+  void Abandon() { abandon_ = true; }
 
   // Of other values, in place.
   absl::Status Add(std::span<float> values);
@@ -31,7 +35,10 @@ class RankSum {
  private:
   collective::Communicator* const ranks_;
   const int64_t width_;
-  std::vector<float> part_;  // [max_rows, width]; empty for a single rank
+  // [max_rows, width], and behind the rows in use one value more: whether to go on. Empty for a
+  // single rank.
+  std::vector<float> part_;
+  bool abandon_ = false;
 };
 
 }  // namespace lynx::model

@@ -5,7 +5,8 @@
 namespace lynx::node {
 
 transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRunner& runner) {
-  const kv::KvLayout& layout = runner.kv().layout();
+  // Blocks travel with all their heads, whatever number of ranks share them.
+  const kv::KvLayout layout = runner.shards().layout();
   return {.incarnation = incarnation,
           .compatibility_hash = runner.compatibility_hash(),
           .numeric_class = runner.numeric_class(),

@@ -1,12 +1,10 @@
 #include "common/transfer/copy_plan.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/check.h"
 #include "common/base/status_macros.h"
 
 namespace lynx::transfer {
@@ -172,14 +170,6 @@ absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
     plan.slices.push_back(slice);
   }
   return plan;
-}
-
-void CopyBlock(const CopyPlan& plan, std::span<const std::byte> from, std::span<std::byte> to) {
-  LYNX_CHECK(static_cast<int64_t>(from.size()) == plan.from_block_bytes &&
-             static_cast<int64_t>(to.size()) == plan.to_block_bytes);
-  for (const CopySlice& slice : plan.slices) {
-    std::memcpy(to.data() + slice.to, from.data() + slice.from, static_cast<size_t>(slice.bytes));
-  }
 }
 
 }  // namespace lynx::transfer

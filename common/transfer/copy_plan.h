@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,8 +36,5 @@ struct CopyPlan {
 //   FailedPrecondition  the two cannot exchange KV; the message names both values.
 absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
                                   const proto::LayoutDescriptor& to);
-
-// Copies one block as the plan says. Sizes as in the plan.
-void CopyBlock(const CopyPlan& plan, std::span<const std::byte> from, std::span<std::byte> to);
 
 }  // namespace lynx::transfer

@@ -380,20 +380,20 @@ int64_t DecodeNode::Preempt(SequenceId id) {
 
 void DecodeNode::SwapOut(Stream& stream) {
   const engine::Sequence& sequence = *stream.sequence;
-  kv::KvArena& arena = engine_.runner().kv();
+  const kv::KvShards shards = engine_.runner().shards();
   const int32_t position = sequence.computed_tokens();
-  int64_t space = options_.swap_space - kv::SwappedKv::BytesOf(arena.layout(), position);
+  int64_t space = options_.swap_space - kv::SwappedKv::BytesOf(shards.layout(), position);
   for (const auto& [id, other] : streams_) {
     if (other.swapped.has_value()) space -= other.swapped->bytes();
   }
   if (position == 0 || space < 0) return;
   if (!stream.foreign_prompt &&
-      !swap_cost_.CopyIsCheaper(step_time_.Get(), kv::SwappedKv::BytesOf(arena.layout(), position),
+      !swap_cost_.CopyIsCheaper(step_time_.Get(), kv::SwappedKv::BytesOf(shards.layout(), position),
                                 position)) {
     return;
   }
   const absl::Time began = loop_.Now();
-  stream.swapped.emplace(arena, sequence.blocks(), position);
+  stream.swapped.emplace(shards, sequence.blocks(), position);
   swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
   metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
 }
@@ -422,7 +422,7 @@ void DecodeNode::SwapIn(Stream& stream) {
   table.ReleaseBefore(position);
   const absl::Status leased = table.Extend(pool, position);
   LYNX_CHECK_MSG(leased.ok(), std::string(leased.message()));
-  stream.swapped->Restore(engine_.runner().kv(), table, held_blocks);
+  stream.swapped->Restore(engine_.runner().shards(), table, held_blocks);
   sequence.AdoptKv(std::move(table), position);
   stream.swapped.reset();
 }

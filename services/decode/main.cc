@@ -112,7 +112,6 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   std::unique_ptr<KvReceiver> receiver;
   node::ThreadStepExecutor executor(loop);
   loop.RunAndWait([&] {
-    kv::KvArena& arena = engine->runner().kv();
     node = std::make_unique<DecodeNode>(
         DecodeNode::Options{.incarnation = runtime.incarnation(),
                             .model_name = runtime.model_name(),
@@ -127,8 +126,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                             .router_timeout = config.node.router_timeout},
         *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
     receiver = std::make_unique<KvReceiver>(
-        node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
-        loop, runtime.registry(), *node, KvReceiver::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner()), engine->runner().shards(),
+        std::move(transfer), loop, runtime.registry(), *node, KvReceiver::Options{});
     node->Start(*receiver);
   });
   const absl::Status ready = runtime.SetReady(channel->endpoint());

@@ -51,10 +51,9 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   std::unique_ptr<PrefillNode> node;
   node::ThreadStepExecutor executor(loop);
   loop.RunAndWait([&] {
-    kv::KvArena& arena = engine->runner().kv();
     sender = std::make_unique<KvSender>(
-        node::TransferIdentity(runtime.incarnation(), engine->runner()), arena, std::move(transfer),
-        loop, runtime.registry(), KvSender::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner()), engine->runner().shards(),
+        std::move(transfer), loop, runtime.registry(), KvSender::Options{});
     node = std::make_unique<PrefillNode>(
         PrefillNode::Options{.incarnation = runtime.incarnation(),
                              .model_name = runtime.model_name(),

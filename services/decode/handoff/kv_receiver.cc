@@ -57,11 +57,11 @@ struct KvReceiver::Grant {
   int32_t held_tokens() const { return static_cast<int32_t>(request.held_prefix.size()); }
 };
 
-KvReceiver::KvReceiver(transfer::NodeIdentity self, kv::KvArena& arena,
+KvReceiver::KvReceiver(transfer::NodeIdentity self, kv::KvShards kv,
                        std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
                        telemetry::Registry& registry, Handler& handler, const Options& options)
     : self_(std::move(self)),
-      arena_(arena),
+      kv_(std::move(kv)),
       loop_(loop),
       handler_(handler),
       options_(options),
@@ -114,7 +114,7 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
   grant->lease_time = request.lease_time;
   grant->deadline = loop_.Now() + request.lease_time;
   grant->request = std::move(request);
-  const int32_t layers = arena_.layout().layers;
+  const int32_t layers = kv_.layout().layers;
   for (int32_t layer = 0; layer < layers; ++layer) {
     grant->wanted += std::max(0, grant->end_block - FirstWanted(*grant, layer));
   }
@@ -268,7 +268,7 @@ void KvReceiver::OnHandshakePayload(Peer& peer, std::span<const std::byte> paylo
 }
 
 int32_t KvReceiver::FirstWanted(const Grant& grant, int32_t layer) const {
-  const kv::KvGroups& groups = arena_.layout().groups;
+  const kv::KvGroups& groups = kv_.layout().groups;
   return std::max(grant.first_block,
                   groups.FirstBlock(groups.group_of(layer), grant.request.prompt_tokens));
 }
@@ -321,7 +321,7 @@ std::unique_ptr<Landing> KvReceiver::OnKvPush(Peer& peer, const proto::KvPush& p
   Grant* grant = FindLive(peer, push.grant_id(), push.epoch());
   if (grant == nullptr) return nullptr;
   const int64_t count = push.checksums_size();
-  const int32_t layers = arena_.layout().layers;
+  const int32_t layers = kv_.layout().layers;
   const bool has_layer = push.layer() >= 0 && push.layer() < layers;
   const int32_t first = has_layer ? FirstWanted(*grant, push.layer()) : grant->first_block;
   if (!has_layer || count == 0 || push.first_block() < first ||
@@ -410,7 +410,7 @@ void KvReceiver::OnKvPayload(Peer& peer, const proto::KvPush& push,
   const size_t block_bytes = static_cast<size_t>(peer.plan.from_block_bytes);
   const size_t per_layer = static_cast<size_t>(grant->end_block - grant->first_block);
   const std::span<const kv::BlockId> table =
-      grant->request.lease.group(arena_.layout().groups.group_of(push.layer()));
+      grant->request.lease.group(kv_.layout().groups.group_of(push.layer()));
   for (int i = 0; i < push.checksums_size(); ++i) {
     const std::span<const std::byte> block =
         payload.subspan(static_cast<size_t>(i) * block_bytes, block_bytes);
@@ -429,7 +429,10 @@ void KvReceiver::OnKvPayload(Peer& peer, const proto::KvPush& push,
       continue;
     }
     const kv::BlockId to = table[static_cast<size_t>(index)];
-    transfer::CopyBlock(peer.plan, block, arena_.BlockLayerSpan(push.layer(), to));
+    for (const transfer::CopySlice& slice : peer.plan.slices) {
+      kv_.Write(push.layer(), to, slice.to,
+                block.subspan(static_cast<size_t>(slice.from), static_cast<size_t>(slice.bytes)));
+    }
     grant->verified[bit] = true;
     grant->missing -= 1;
     grant->bytes += static_cast<int64_t>(block_bytes);

@@ -16,7 +16,7 @@
 #include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
 #include "common/kv/block_table.h"
-#include "common/kv/kv_arena.h"
+#include "common/kv/kv_shards.h"
 #include "common/proto/control.pb.h"
 #include "common/proto/transfer.pb.h"
 #include "common/transfer/handshake.h"
@@ -82,8 +82,8 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
     kv::BlockTable lease;       // Holds what rows behind the prompt attend to, at least.
   };
 
-  // `arena`, `loop`, `registry` and `handler` outlive the receiver. Starts `engine`.
-  KvReceiver(transfer::NodeIdentity self, kv::KvArena& arena,
+  // What `kv` is of, `loop`, `registry` and `handler` outlive the receiver. Starts `engine`.
+  KvReceiver(transfer::NodeIdentity self, kv::KvShards kv,
              std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
              telemetry::Registry& registry, Handler& handler, const Options& options);
   ~KvReceiver() override;
@@ -163,7 +163,7 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   void UpdateGauges();
 
   const transfer::NodeIdentity self_;
-  kv::KvArena& arena_;
+  const kv::KvShards kv_;
   EventLoop& loop_;
   Handler& handler_;
   const Options options_;

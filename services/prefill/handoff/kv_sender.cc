@@ -72,11 +72,11 @@ size_t KvSender::PushedBit(const Handoff& handoff, int32_t layer, int32_t block)
          static_cast<size_t>(block);
 }
 
-KvSender::KvSender(transfer::NodeIdentity self, kv::KvArena& arena,
+KvSender::KvSender(transfer::NodeIdentity self, kv::KvShards kv,
                    std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
                    telemetry::Registry& registry, const Options& options)
     : self_(std::move(self)),
-      arena_(arena),
+      kv_(std::move(kv)),
       loop_(loop),
       options_(options),
       engine_(std::move(engine)),
@@ -117,7 +117,7 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
   handoff->deadline = deadline;
   handoff->done = std::move(done);
   handoff->held_blocks = grant.held_prefix_tokens() / kv::kBlockTokens;
-  handoff->pushed.resize(static_cast<size_t>(arena_.layout().layers) *
+  handoff->pushed.resize(static_cast<size_t>(kv_.layout().layers) *
                          static_cast<size_t>(grant.blocks()));
   handoff->begun = loop_.Now();
   handoff->timer = loop_.RunAfter(deadline - loop_.Now(), [this, id] { OnTimer(id); });
@@ -183,8 +183,8 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
                                                    why));
   };
   if (handoff.committed) return bad("already committed");
-  if (layer < 0 || layer >= arena_.layout().layers) {
-    return bad(absl::StrCat("there are ", arena_.layout().layers, " layers"));
+  if (layer < 0 || layer >= kv_.layout().layers) {
+    return bad(absl::StrCat("there are ", kv_.layout().layers, " layers"));
   }
   if (count == 0 || first_block < handoff.held_blocks ||
       first_block + count > handoff.grant.blocks()) {
@@ -193,7 +193,7 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
   }
   const size_t base = PushedBit(handoff, layer, first_block);
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i] < 0 || blocks[i] >= arena_.blocks()) return bad("no such block in the arena");
+    if (blocks[i] < 0 || blocks[i] >= kv_.blocks()) return bad("no such block in the arena");
     if (handoff.pushed[base + i]) return bad("pushed before");
   }
   for (size_t i = 0; i < blocks.size(); ++i) handoff.pushed[base + i] = true;
@@ -210,10 +210,10 @@ absl::Status KvSender::Commit(HandoffId id, const proto::CommitBody& body) {
     return absl::NotFoundError(absl::StrCat("hand-off ", id, " is over"));
   }
   Handoff& handoff = *it->second;
-  const kv::KvGroups& groups = arena_.layout().groups;
+  const kv::KvGroups& groups = kv_.layout().groups;
   int64_t want = 0;
   int64_t wanted_pushed = 0;
-  for (int32_t layer = 0; layer < arena_.layout().layers; ++layer) {
+  for (int32_t layer = 0; layer < kv_.layout().layers; ++layer) {
     const int32_t first = std::max(handoff.held_blocks,
                                    groups.FirstBlock(groups.group_of(layer), body.prompt_size()));
     for (int32_t block = first; block < std::min(body.blocks(), handoff.grant.blocks()); ++block) {
@@ -264,7 +264,7 @@ void KvSender::SendControl(PeerId peer, const proto::TransferHeader& header) {
 
 void KvSender::Pump(Peer& peer) {
   if (!peer.ready) return;
-  const int64_t block_bytes = arena_.layout().BlockLayerBytes();
+  const int64_t block_bytes = kv_.layout().BlockLayerBytes();
   while (!peer.queue.empty()) {
     Item& item = peer.queue.front();
     auto it = handoffs_.find(item.handoff);
@@ -321,8 +321,9 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
     push.set_layer(item.layer);
     push.set_first_block(item.first_block);
     for (kv::BlockId block : item.blocks) {
-      payload.push_back(arena_.BlockLayerSpan(item.layer, block));
-      push.add_checksums(transfer::Checksum(payload.back()));
+      const size_t first = payload.size();
+      kv_.Read(item.layer, block, payload);
+      push.add_checksums(transfer::Checksum(std::span(payload).subspan(first)));
     }
   }
   for (const auto& part : payload) bytes += static_cast<int64_t>(part.size());
@@ -409,7 +410,7 @@ void KvSender::OnPayload(PeerId, std::span<const std::byte>, std::unique_ptr<tra
 }
 
 void KvSender::OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply) {
-  const int64_t block_bytes = arena_.layout().BlockLayerBytes();
+  const int64_t block_bytes = kv_.layout().BlockLayerBytes();
   if (!reply.accepted()) {
     ClosePeer(peer.id,
               transfer::StatusFromReply(

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/concurrency/event_loop.h"
-#include "common/kv/kv_arena.h"
+#include "common/kv/kv_shards.h"
 #include "common/proto/control.pb.h"
 #include "common/proto/transfer.pb.h"
 #include "common/transfer/handshake.h"
@@ -26,7 +26,7 @@ namespace lynx::prefill {
 
 // Sends finished KV to decode nodes: the prefill side of docs/protocols/handoff.md.
 //
-// KV leaves straight from the arena. The caller holds the lease of all blocks it pushed until the
+// KV leaves straight from the arenas. The caller holds the lease of all blocks it pushed until the
 // hand-off's Done has run; only then does nothing read them any more. Begin, Push (as layers
 // finish), Commit, and Done says how it ended:
 //   OK                  decode has adopted the sequence.
@@ -40,7 +40,7 @@ namespace lynx::prefill {
 // before any traffic. When it fails, every hand-off on it fails and the next Begin opens a new one.
 //
 // All calls and callbacks are on the loop. Destruction ends everything; callbacks that have not run
-// never will, and afterwards nothing reads the arena.
+// never will, and afterwards nothing reads the arenas.
 class KvSender final : private transfer::TransferEngine::Receiver {
  public:
   struct Options {
@@ -58,8 +58,8 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   using HandoffId = uint64_t;
   using Done = std::function<void(const absl::Status&)>;
 
-  // `arena`, `loop` and `registry` outlive the sender. Starts `engine`.
-  KvSender(transfer::NodeIdentity self, kv::KvArena& arena,
+  // What `kv` is of, `loop` and `registry` outlive the sender. Starts `engine`.
+  KvSender(transfer::NodeIdentity self, kv::KvShards kv,
            std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
            telemetry::Registry& registry, const Options& options);
   ~KvSender() override;
@@ -73,7 +73,7 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   absl::StatusOr<HandoffId> Begin(const proto::GrantInfo& grant, absl::Time deadline, Done done);
 
   // Sends one layer of the sequence's blocks [first_block, first_block + blocks.size()), stored in
-  // `blocks` of the arena, which must be final. Each block of each layer once, none of the prefix
+  // `blocks` of the arenas, which must be final. Each block of each layer once, none of the prefix
   // that decode holds, none that lies before what a row behind the prompt attends to.
   //   NotFound         the hand-off is over; Done has said or will say why.
   //   InvalidArgument  out of range, repeated, or after Commit: the hand-off is as before.
@@ -127,7 +127,7 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   void UpdateGauges();
 
   const transfer::NodeIdentity self_;
-  kv::KvArena& arena_;
+  const kv::KvShards kv_;
   EventLoop& loop_;
   const Options options_;
   std::unique_ptr<transfer::TransferEngine> engine_;

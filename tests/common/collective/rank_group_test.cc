@@ -64,7 +64,6 @@ struct Rank {
     return {.rank = rank,
             .world = world,
             .address = address,
-            .identity = "tp 2",
             .start_timeout = kLong,
             .silence = kLong,
             .on_lost = [this](const absl::Status& status) { lost.Set(status); },
@@ -102,9 +101,10 @@ class RankGroupTest : public ::testing::Test {
   }
   void JoinAll() {
     std::vector<std::thread> threads;
-    threads.emplace_back([this] { leader_.joined = leader_.group->Join(); });
+    threads.emplace_back([this] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
     for (const auto& other : others_) {
-      threads.emplace_back([rank = other.get()] { rank->joined = rank->group->Join(); });
+      threads.emplace_back(
+          [rank = other.get()] { rank->joined = rank->group->Join("tp 2", nullptr); });
     }
     for (std::thread& thread : threads) thread.join();
   }
@@ -169,23 +169,29 @@ TEST_F(RankGroupTest, AllHearWhichRanksDidNotCome) {
   EXPECT_THAT(others_[0]->joined, names_missing);
 }
 
+TEST_F(RankGroupTest, ACheckEndsTheWait) {
+  StartLeader(2);
+  EXPECT_THAT(leader_.group->Join("tp 2", [] { return absl::NotFoundError("no program"); }),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no program")));
+}
+
 TEST_F(RankGroupTest, AMissingLeaderIsNamed) {
   Rank other;
   RankGroup::Options options = other.Options(1, 2, "127.0.0.1:1");
   options.start_timeout = absl::Milliseconds(200);
   other.Create(options);
-  EXPECT_THAT(other.group->Join(), StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                            HasSubstr("rank 0 was not reached within 200ms")));
+  EXPECT_THAT(other.group->Join("tp 2", nullptr),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("rank 0 was not reached within 200ms")));
 }
 
 TEST_F(RankGroupTest, WhoDoesNotFitIsToldAndTheOthersGoOn) {
   StartLeader(2);
+  std::thread waiting([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
   const auto refusal = [&](int rank, int world, const std::string& identity) {
     Rank stranger;
-    RankGroup::Options options = stranger.Options(rank, world, leader_.group->endpoint());
-    options.identity = identity;
-    stranger.Create(options);
-    const absl::Status status = stranger.group->Join();
+    stranger.Create(stranger.Options(rank, world, leader_.group->endpoint()));
+    const absl::Status status = stranger.group->Join(identity, nullptr);
     EXPECT_EQ(leader_.refused.Wait().message(), status.message());
     return status;
   };
@@ -195,24 +201,25 @@ TEST_F(RankGroupTest, WhoDoesNotFitIsToldAndTheOthersGoOn) {
   EXPECT_THAT(refusal(1, 2, "tp 2 f32"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("it has tp 2 f32"), HasSubstr("rank 0 has tp 2"))));
-  others_.push_back(Other(1));
-  JoinAll();
+  const auto right = Other(1);
+  EXPECT_THAT(right->group->Join("tp 2", nullptr), IsOk());
+  waiting.join();
   EXPECT_THAT(leader_.joined, IsOk());
-  EXPECT_THAT(others_[0]->joined, IsOk());
 }
 
 TEST_F(RankGroupTest, ASecondProcessOfOneRankIsRefused) {
   StartLeader(3);
+  std::thread waiting([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
   others_.push_back(Other(1));
   others_.push_back(Other(1));
-  std::thread first([&] { others_[0]->joined = others_[0]->group->Join(); });
-  std::thread second([&] { others_[1]->joined = others_[1]->group->Join(); });
+  std::thread first([&] { others_[0]->joined = others_[0]->group->Join("tp 2", nullptr); });
+  std::thread second([&] { others_[1]->joined = others_[1]->group->Join("tp 2", nullptr); });
   EXPECT_THAT(leader_.refused.Wait(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another process is rank 1")));
   const auto last = Other(2);
-  std::thread third([&] { last->joined = last->group->Join(); });
-  EXPECT_THAT(leader_.group->Join(), IsOk());
-  for (std::thread* thread : {&first, &second, &third}) thread->join();
+  std::thread third([&] { last->joined = last->group->Join("tp 2", nullptr); });
+  for (std::thread* thread : {&waiting, &first, &second, &third}) thread->join();
+  EXPECT_THAT(leader_.joined, IsOk());
   EXPECT_NE(others_[0]->joined.ok(), others_[1]->joined.ok());
 }
 
@@ -223,7 +230,7 @@ TEST_F(RankGroupTest, ImpossibleRanksAndAddressesAreRefusedAtOnce) {
   EXPECT_THAT(RankGroup::Create(rank.Options(0, 2, "nowhere")),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'nowhere'")));
   rank.Create(rank.Options(1, 2, "127.0.0.1:99999"));
-  EXPECT_THAT(rank.group->Join(), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(rank.group->Join("tp 2", nullptr), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST_F(RankGroupTest, GarbageDoesNotKeepTheRanksFromMeeting) {
@@ -252,6 +259,14 @@ TEST_F(RankGroupTest, AllFailWithTheReasonOfTheRankThatEnds) {
   EXPECT_THAT(leader_.group->Send("more"), reason);
   EXPECT_THAT(leader_.group->Reports(), reason);
   EXPECT_FALSE(others_[1]->lost.told());
+}
+
+TEST_F(RankGroupTest, WhoFailsTheGroupIsToldAsTheOthersAre) {
+  Form(2);
+  others_[0]->group->Fail(absl::InternalError("a kernel failed"));
+  EXPECT_THAT(others_[0]->lost.Wait(), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(leader_.lost.Wait(), StatusIs(absl::StatusCode::kInternal,
+                                            HasSubstr("rank 1 has ended: a kernel failed")));
 }
 
 TEST_F(RankGroupTest, TheOthersEndWithTheirLeaderInGoodOrder) {
@@ -314,7 +329,7 @@ TEST_F(RankGroupTest, ALeaderThatFallsSilentIsLost) {
     while (leader == nullptr) leader = (*listener)->Accept(kLong);
     EXPECT_THAT(leader->Send(4, ""), IsOk());  // All are there.
   });
-  EXPECT_THAT(other.group->Join(), IsOk());
+  EXPECT_THAT(other.group->Join("tp 2", nullptr), IsOk());
   accepting.join();
   EXPECT_THAT(other.lost.Wait(), StatusIs(absl::StatusCode::kUnavailable,
                                           HasSubstr("rank 0 is lost: nothing was heard")));
