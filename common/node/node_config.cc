@@ -1,6 +1,7 @@
 #include "common/node/node_config.h"
 
 #include "common/config/flag_set.h"
+#include "common/model/shard_plan.h"
 #include "kernels/core/exec_context.h"
 
 namespace lynx::node {
@@ -22,16 +23,38 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "precision that activations are rounded to; equal on all nodes of a cluster");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},
                   "precision of the KV cache; auto takes the compute precision");
+  flags.AddInt("tp", &config.tp, {1, model::kMaxRanks},
+               "ranks of the node: processes that share the model, each with its part of the "
+               "attention heads, the vocabulary and every layer's columns");
+  flags.AddInt("ep", &config.ep, {1, model::kMaxRanks},
+               "parts that the routed experts are dealt out to the ranks in, whole; has to divide "
+               "their number. 1 splits each expert over all ranks");
+  flags.AddInt("rank", &config.rank, {-1, model::kMaxRanks - 1},
+               "which rank this process is, where something else starts the others; -1 starts them "
+               "itself, on this host");
+  flags.AddInt("world", &config.world, {0, model::kMaxRanks},
+               "ranks of the node, for a check; 0 takes what --tp says");
+  flags.AddString("leader", &config.leader,
+                  "host:port where rank 0 listens for the others; with --rank");
+  flags.AddDuration("rank-start-timeout", &config.rank_start_timeout, {absl::Milliseconds(100)},
+                    "end when not all ranks are there and have loaded by then");
+  flags.AddDuration("rank-timeout", &config.rank_timeout, {absl::Milliseconds(200)},
+                    "end when another rank was silent for so long; equal on all ranks");
+  flags.AddDuration("rank-call-timeout", &config.rank_call_timeout, {absl::Milliseconds(200)},
+                    "end when another rank, though not silent, is awaited for so long in a step");
   flags.AddInt("threads", &config.threads, {0, 4096},
-               "compute threads; 0 takes every CPU this process may use");
+               "compute threads of each rank; 0 takes every CPU this process may use, or its share "
+               "of them for each rank");
   flags.AddString("cpus", &config.cpus,
-                  "CPUs of this process, as in 0-7,16; its compute threads are pinned to them, one "
-                  "each. allowed: those it may use anyway; empty does not pin");
+                  "CPUs of this process and the ranks it starts, as in 0-7,16; compute threads are "
+                  "pinned to them, one each, and ranks share none. allowed: those it may use "
+                  "anyway; empty does not pin a single rank");
   flags.AddChoice("isa", &config.isa, kernels::IsaChoices(),
                   "instruction set of the kernels; auto takes the widest this machine has. It "
                   "decides bits: pin the narrowest of a mixed fleet to keep one numeric class");
   flags.AddBytes("kv-memory", &config.kv_memory_bytes, {0},
-                 "memory for the KV cache, at least what one context needs; 0 takes 1GiB, or that "
+                 "memory for the KV cache of each rank, at least what one context needs; 0 takes "
+                 "1GiB, or that "
                  "if it is more");
   flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},
                "blocks of the KV cache, each 16 tokens of a group of layers; 0 derives them from "

@@ -23,6 +23,14 @@ struct NodeConfig {
   std::string device = "cpu";
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "auto";
+  int32_t tp = 1;
+  int32_t ep = 1;
+  int32_t rank = -1;  // -1: rank 0, which starts the others.
+  int32_t world = 0;  // 0: as tp says.
+  std::string leader;
+  absl::Duration rank_start_timeout = absl::Minutes(10);
+  absl::Duration rank_timeout = absl::Milliseconds(1500);
+  absl::Duration rank_call_timeout = absl::Seconds(30);
   int32_t threads = 0;
   std::string cpus;
   std::string isa = "auto";

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
 #include "common/base/available_memory.h"
@@ -16,6 +18,7 @@
 #include "common/base/status_macros.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
+#include "common/model/shard_plan.h"
 #include "common/node/load_progress.h"
 #include "common/node/node_memory.h"
 #include "common/telemetry/log.h"
@@ -34,14 +37,29 @@ std::map<std::pair<int32_t, int32_t>, int32_t> CountGroups(const kv::KvGroups& g
   return counts;
 }
 
-// Confines the process as --cpus says; the CPUs that compute threads are pinned to.
-absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
+absl::StatusOr<std::vector<int32_t>> CpusOf(const std::string& option) {
   if (option.empty()) return std::vector<int32_t>();
   if (option == "allowed") return kernels::AllowedCpus();
-  LYNX_ASSIGN_OR_RETURN(std::vector<int32_t> cpus, kernels::ParseCpuList(option));
-  LYNX_RETURN_IF_ERROR(kernels::ConfineThisThread(cpus));
+  return kernels::ParseCpuList(option);
+}
+
+// Confines the process as --cpus says; the CPUs that compute threads are pinned to.
+absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
+  LYNX_ASSIGN_OR_RETURN(std::vector<int32_t> cpus, CpusOf(option));
+  if (!cpus.empty() && option != "allowed") LYNX_RETURN_IF_ERROR(kernels::ConfineThisThread(cpus));
   return cpus;
 }
+
+// A node that has lost a rank can do nothing more, and nothing that it might wait for ends for
+// sure: so it does not clean up.
+[[noreturn]] void EndNode(const std::string& role, const absl::Status& why) {
+  telemetry::LogError("the node ends with its ranks", {{"status", std::string(why.ToString())}});
+  std::fprintf(stderr, "lynx-%s: %s\n", role.c_str(), std::string(why.message()).c_str());
+  std::_Exit(1);
+}
+
+// How long the ranks that this process has started may take to end after it has told them.
+constexpr absl::Duration kRankEndTimeout = absl::Seconds(5);
 
 std::string Giga(double number) { return absl::StrFormat("%.2f", number / 1e9); }
 
@@ -75,15 +93,71 @@ absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string
   return std::pair(host, port);
 }
 
-NodeRuntime::NodeRuntime(const NodeConfig& config) : config_(config) {}
+NodeRuntime::NodeRuntime(const NodeConfig& config, const std::string& role)
+    : config_(config), role_(role) {}
 
 NodeRuntime::~NodeRuntime() {
   if (server_ != nullptr) server_->Stop(absl::Seconds(1));
+  ranks_ = nullptr;
+  if (processes_.has_value()) processes_->Stop(kRankEndTimeout);
 }
 
-absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfig& config,
+absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& config,
+                                      const std::string& role, std::unique_ptr<NodeRanks>& ranks,
+                                      std::optional<RankProcesses>& processes) {
+  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
+  const auto wrong = [](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(what...));
+  };
+  if (config.world != 0 && config.world != layout.world()) {
+    return wrong("--world ", config.world, ", but --tp ", config.tp, " is ", layout.world(),
+                 " ranks");
+  }
+  if (config.rank >= layout.world()) {
+    return wrong("--rank ", config.rank, " of the ", layout.world(), " ranks of --tp ", config.tp);
+  }
+  const bool starts_others = config.rank < 0;
+  if (starts_others != config.leader.empty()) {
+    return wrong("--rank and --leader are given together, or neither");
+  }
+  if (layout.world() == 1) return absl::OkStatus();
+  std::vector<RankCpus> cpus;
+  if (starts_others) {
+    LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> pinned, CpusOf(config.cpus));
+    LYNX_ASSIGN_OR_RETURN(cpus, DealCpus(layout.world(), config.threads, pinned,
+                                         kernels::AllowedCpus(), kernels::UsableCpus()));
+    config.rank = 0;
+    config.leader = "127.0.0.1:0";
+    config.threads = cpus[0].threads;
+    config.cpus = absl::StrJoin(cpus[0].cpus, ",");
+  }
+  LYNX_ASSIGN_OR_RETURN(
+      ranks, NodeRanks::Create({.rank = config.rank,
+                                .layout = layout,
+                                .leader = config.leader,
+                                .start_timeout = config.rank_start_timeout,
+                                .silence = config.rank_timeout,
+                                .call_timeout = config.rank_call_timeout,
+                                .on_lost = [role](const absl::Status& why) { EndNode(role, why); },
+                                .on_refused =
+                                    [](const absl::Status& why) {
+                                      telemetry::LogWarning(
+                                          "a process was refused as a rank",
+                                          {{"status", std::string(why.ToString())}});
+                                    }}));
+  if (!starts_others) return absl::OkStatus();
+  LYNX_ASSIGN_OR_RETURN(processes, RankProcesses::Start(flags, ranks->endpoint(), cpus));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::FlagSet& flags,
+                                                                 const NodeConfig& given,
                                                                  const std::string& role) {
-  if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
+  if (given.model.empty()) return absl::InvalidArgumentError("--model is required");
+  NodeConfig config = given;
+  std::unique_ptr<NodeRanks> ranks;
+  std::optional<RankProcesses> processes;
+  LYNX_RETURN_IF_ERROR(CreateRanks(flags, config, role, ranks, processes));
   // Before there are other threads.
   absl::StatusOr<std::vector<int32_t>> cpus = Confine(config.cpus);
   if (!cpus.ok()) {
@@ -95,11 +169,14 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
                                                    ": more than the CPUs of --cpus ", config.cpus,
                                                    ", ", cpus->size(), ", and each takes one"));
   }
-  auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config));
+  auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config, role));
+  runtime->processes_ = std::move(processes);
+  runtime->ranks_ = std::move(ranks);
   runtime->cpus_ = *std::move(cpus);
-  telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
-                           .component = role,
-                           .incarnation = HexId(runtime->incarnation_)});
+  telemetry::ConfigureLog(
+      {.min_level = telemetry::LogLevelOf(config.log_level),
+       .component = config.rank > 0 ? absl::StrCat(role, "-rank-", config.rank) : role,
+       .incarnation = HexId(runtime->incarnation_)});
   runtime->model_name_ =
       config.served_model_name.empty() ? FolderName(config.model) : config.served_model_name;
   LYNX_RETURN_IF_ERROR(CheckModelName(runtime->model_name_));
@@ -120,33 +197,72 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const NodeConfi
 absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t step_rows,
                                                                         int32_t step_logits,
                                                                         bool remap_mixed_steps) {
+  auto engine = MakeEngine(step_rows, step_logits, remap_mixed_steps);
+  if (!engine.ok() && ranks_ != nullptr) ranks_->Leave(engine.status());
+  return engine;
+}
+
+absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(int32_t step_rows,
+                                                                        int32_t step_logits,
+                                                                        bool remap_mixed_steps) {
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config_.model));
   const DType compute = DTypeNamed(config_.compute_dtype).value();
   const DType kv_dtype =
       config_.kv_dtype == "auto" ? compute : DTypeNamed(config_.kv_dtype).value();
-  const kv::KvLayout layout = model::KvLayoutOf(spec, kv_dtype);
+  const model::ParallelLayout ranks{.tp = config_.tp, .ep = config_.ep};
+  LYNX_RETURN_IF_ERROR(model::CheckLayout(spec, ranks));
+  const model::RankShard shard = model::ShardOf(spec, ranks, std::max(0, config_.rank));
+  const kv::KvLayout layout = model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype);
   max_context_tokens_ = config_.max_context_tokens > 0
                             ? std::min(config_.max_context_tokens, spec.max_positions)
                             : spec.max_positions;
   LYNX_ASSIGN_OR_RETURN(const int32_t kv_blocks,
                         KvBlocks(config_, layout, max_context_tokens_, step_rows));
+  if (ranks_ != nullptr) {
+    const std::string identity = absl::StrCat(
+        "lynx ", std::string(config::Version()), " ", role_, ", tp ", ranks.tp, ", ep ", ranks.ep,
+        ", compute ", std::string(Name(compute)), ", KV ", std::string(Name(kv_dtype)), ", ",
+        kv_blocks, " KV blocks, steps of ", step_rows, " rows and ", step_logits,
+        " logits rows, remapping ", remap_mixed_steps ? "also in mixed steps" : "in decode steps");
+    LYNX_RETURN_IF_ERROR(ranks_->Join(identity, [this] {
+      return processes_.has_value() ? processes_->Check() : absl::OkStatus();
+    }));
+  }
+  const int32_t ranks_here = processes_.has_value() ? ranks.world() : 1;
   LYNX_ASSIGN_OR_RETURN(
-      auto runner, model::ModelRunner::Load({.model_dir = config_.model,
-                                             .compute_dtype = compute,
-                                             .kv_dtype = kv_dtype,
-                                             .kv_blocks = kv_blocks,
-                                             .max_step_rows = step_rows,
-                                             .max_step_logits = step_logits,
-                                             .threads = config_.threads,
-                                             .cpus = cpus_,
-                                             .isa = kernels::IsaNamed(config_.isa),
-                                             .remap_mixed_steps = remap_mixed_steps,
-                                             .admit_memory =
-                                                 [](const model::MemoryNeed& need) {
-                                                   return CheckNodeMemory(need, AvailableMemory());
-                                                 },
-                                             .load_progress = LogProgress()}));
+      auto runner,
+      model::ModelRunner::Load({.model_dir = config_.model,
+                                .compute_dtype = compute,
+                                .kv_dtype = kv_dtype,
+                                .kv_blocks = kv_blocks,
+                                .max_step_rows = step_rows,
+                                .max_step_logits = step_logits,
+                                .threads = config_.threads,
+                                .cpus = cpus_,
+                                .isa = kernels::IsaNamed(config_.isa),
+                                .remap_mixed_steps = remap_mixed_steps,
+                                .admit_memory =
+                                    [=](const model::MemoryNeed& need) {
+                                      return CheckNodeMemory(need, AvailableMemory() / ranks_here);
+                                    },
+                                .load_progress = LogProgress(),
+                                .layout = ranks,
+                                .ranks = ranks_ == nullptr ? nullptr : ranks_->communicator(),
+                                .shared_kv = config_.rank > 0}));
+  if (config_.rank > 0) {
+    LYNX_RETURN_IF_ERROR(ranks_->Follow(*runner, [this] {
+      // The leader drains and ends; this rank with it.
+      stop_.Arm();
+      health_.SetStarted();
+      telemetry::LogInfo("ready", {{"rank", absl::StrCat(config_.rank)}});
+    }));
+    return absl::CancelledError("the leader has ended");
+  }
+  if (ranks_ != nullptr) {
+    LYNX_ASSIGN_OR_RETURN(runner, ranks_->Lead(std::move(runner)));
+  }
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
+  registry_.AddGauge("lynx_node_ranks", "Ranks of the node, all of them alive.").Set(ranks.world());
   registry_
       .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
                 {{"version", std::string(config::Version())},
@@ -178,6 +294,7 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t 
        {"kv_blocks", absl::StrCat(runner->kv().blocks())},
        {"kv_block_bytes", absl::StrCat(layout.BlockBytes())},
        {"kv_groups", absl::StrCat(layout.groups.count())},
+       {"ranks", absl::StrCat(ranks.world())},
        {"seconds", absl::StrCat(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_))}});
   return std::make_unique<engine::Engine>(std::move(runner),
                                           engine::EngineOptions{.vocab_size = spec.vocab_size,
@@ -211,13 +328,14 @@ int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const Nod
     return 2;
   }
   if (*outcome == config::ParseOutcome::kPrinted) return 0;
-  auto runtime = NodeRuntime::Create(config, role);
+  auto runtime = NodeRuntime::Create(flags, config, role);
   absl::Status status = runtime.status();
   if (status.ok()) {
     telemetry::LogInfo("starting", {{"config", flags.Describe()}});
     status = serve(**runtime);
   }
-  if (status.ok()) return 0;
+  // What ranks other than the leader end with, in good order.
+  if (status.ok() || (config.rank > 0 && absl::IsCancelled(status))) return 0;
   telemetry::LogError("cannot serve", {{"status", std::string(status.ToString())}});
   std::fprintf(stderr, "lynx-%s: %s\n", role.c_str(), std::string(status.message()).c_str());
   return 1;

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,8 @@
 #include "common/http/routes.h"
 #include "common/http/server.h"
 #include "common/node/node_config.h"
+#include "common/node/node_ranks.h"
+#include "common/node/rank_processes.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
 
@@ -31,12 +34,16 @@ class NodeRuntime {
  public:
   // Opens the HTTP port: alive, not started, not ready. `role` is "prefill" or "decode".
   // InvalidArgument (an option), Unavailable (the port).
-  static absl::StatusOr<std::unique_ptr<NodeRuntime>> Create(const NodeConfig& config,
+  // Of a node of several ranks it also starts those that it is to start, with `flags`.
+  static absl::StatusOr<std::unique_ptr<NodeRuntime>> Create(const config::FlagSet& flags,
+                                                             const NodeConfig& config,
                                                              const std::string& role);
   ~NodeRuntime();
 
   // Loads the model and makes the engine; `step_logits` as in EngineOptions, `remap_mixed_steps` as
-  // in RunnerOptions. Errors of ModelRunner::Load.
+  // in RunnerOptions. Errors of ModelRunner::Load. Of several ranks, it waits until all have
+  // loaded; on those other than rank 0 it does what that one says, and returns when it ends:
+  // Cancelled.
   absl::StatusOr<std::unique_ptr<engine::Engine>> LoadEngine(int32_t step_rows, int32_t step_logits,
                                                              bool remap_mixed_steps = false);
 
@@ -56,9 +63,15 @@ class NodeRuntime {
   int32_t max_context_tokens() const { return max_context_tokens_; }
 
  private:
-  explicit NodeRuntime(const NodeConfig& config);
+  NodeRuntime(const NodeConfig& config, const std::string& role);
+  static absl::Status CreateRanks(const config::FlagSet& flags, NodeConfig& config,
+                                  const std::string& role, std::unique_ptr<NodeRanks>& ranks,
+                                  std::optional<RankProcesses>& processes);
+  absl::StatusOr<std::unique_ptr<engine::Engine>> MakeEngine(int32_t step_rows, int32_t step_logits,
+                                                             bool remap_mixed_steps);
 
   const NodeConfig config_;
+  const std::string role_;
   std::vector<int32_t> cpus_;  // Of the compute threads; empty: not pinned.
   const absl::Time began_ = SteadyClock::Instance().Now();
   const Incarnation incarnation_ = RandomId();
@@ -70,6 +83,10 @@ class NodeRuntime {
   std::string http_host_;
   std::string model_name_;
   int32_t max_context_tokens_ = 0;
+  // Of a node of several ranks. In order of destruction, last to first: the processes end once this
+  // one has left.
+  std::optional<RankProcesses> processes_;
+  std::unique_ptr<NodeRanks> ranks_;
 };
 
 // main() of a node: parses the options, makes the runtime, runs `serve`, and turns what comes of it

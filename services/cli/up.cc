@@ -18,13 +18,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/announcement.h"
+#include "common/base/child_process.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/http/client.h"
 #include "kernels/core/cpu_limit.h"
-#include "services/cli/child_process.h"
 #include "services/cli/scratch_directory.h"
 
 namespace lynx::cli {
@@ -34,6 +34,10 @@ struct UpConfig {
   std::string model;
   int32_t prefill = 1;
   int32_t decode = 1;
+  int32_t prefill_tp = 1;
+  int32_t prefill_ep = 1;
+  int32_t decode_tp = 1;
+  int32_t decode_ep = 1;
   std::string host = "127.0.0.1";
   int32_t port = 8080;
   int32_t threads = 0;
@@ -82,18 +86,21 @@ class LocalCluster {
     }
     LYNX_ASSIGN_OR_RETURN(auto scratch, ScratchDirectory::Create(temporary, "lynx-up"));
     scratch_.emplace(std::move(scratch));
-    const int32_t nodes = config_.prefill + config_.decode;
+    const int32_t ranks = config_.prefill * config_.prefill_tp + config_.decode * config_.decode_tp;
     const int32_t cores = kernels::UsableCpus();
-    const int32_t threads = config_.threads > 0 ? config_.threads : std::max(1, cores / nodes);
+    const int32_t threads = config_.threads > 0 ? config_.threads : std::max(1, cores / ranks);
     const std::vector<int32_t> cpus = kernels::AllowedCpus();
-    // Cores of its own, where each node has several: its other threads then find time on them, too.
+    // Cores of its own, where each rank has several: its other threads then find time on them, too.
     // With fewer, or under a quota, threads are better off where there is time.
-    const bool own_cores =
-        threads >= 2 && static_cast<size_t>(cores) == cpus.size() && threads * nodes <= cores;
+    const bool own_cores = threads >= 2 && static_cast<size_t>(cores) == cpus.size() &&
+                           int64_t{threads} * ranks <= cores;
     std::vector<std::string> names;
+    auto next_cpu = cpus.begin();
     for (const auto& [role, count] :
          {std::pair<std::string, int32_t>("decode", config_.decode),
           std::pair<std::string, int32_t>("prefill", config_.prefill)}) {
+      const int32_t tp = role == "decode" ? config_.decode_tp : config_.prefill_tp;
+      const int32_t ep = role == "decode" ? config_.decode_ep : config_.prefill_ep;
       for (int32_t i = 0; i < count; ++i) {
         const std::string name = absl::StrCat(role, "-", i);
         std::vector<std::string> argv = {absl::StrCat(ProgramDirectory(), "/lynx-", role),
@@ -105,14 +112,19 @@ class LocalCluster {
                                          "127.0.0.1:0",
                                          "--threads",
                                          absl::StrCat(threads),
+                                         "--tp",
+                                         absl::StrCat(tp),
+                                         "--ep",
+                                         absl::StrCat(ep),
                                          "--compute-dtype",
                                          config_.compute_dtype,
                                          "--kv-dtype",
                                          config_.kv_dtype};
         if (role == "decode") argv.insert(argv.end(), {"--lynx-policy", config_.lynx_policy});
         if (own_cores) {
-          const auto first = cpus.begin() + static_cast<std::ptrdiff_t>(names.size()) * threads;
-          argv.insert(argv.end(), {"--cpus", absl::StrJoin(first, first + threads, ",")});
+          const auto first = next_cpu;
+          next_cpu += threads * tp;
+          argv.insert(argv.end(), {"--cpus", absl::StrJoin(first, next_cpu, ",")});
         }
         LYNX_RETURN_IF_ERROR(Launch(name, std::move(argv)));
         names.push_back(name);
@@ -228,10 +240,16 @@ int RunUp(int argc, const char* const* argv) {
   flags.AddString("model", &config.model, "Hugging Face model folder (required)");
   flags.AddInt("prefill", &config.prefill, {1, 64}, "prefill nodes");
   flags.AddInt("decode", &config.decode, {1, 64}, "decode nodes");
+  flags.AddInt("prefill-tp", &config.prefill_tp, {1, 64}, "ranks of each prefill node");
+  flags.AddInt("prefill-ep", &config.prefill_ep, {1, 64},
+               "parts that a prefill node's experts are dealt out to its ranks in");
+  flags.AddInt("decode-tp", &config.decode_tp, {1, 64}, "ranks of each decode node");
+  flags.AddInt("decode-ep", &config.decode_ep, {1, 64},
+               "parts that a decode node's experts are dealt out to its ranks in");
   flags.AddString("host", &config.host, "address the router listens on");
   flags.AddInt("port", &config.port, {0, 65535}, "port the router listens on; 0 picks a free one");
   flags.AddInt("threads", &config.threads, {0, 4096},
-               "compute threads of each node; 0 shares the machine's cores among them, each node "
+               "compute threads of each rank; 0 shares the machine's cores among them, each rank "
                "having its own where there are enough");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
                   "precision of the nodes' arithmetic");

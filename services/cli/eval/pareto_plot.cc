@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "common/base/child_process.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
-#include "services/cli/child_process.h"
 #include "services/cli/eval/statistics.h"
 
 namespace lynx::cli {

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
+#include "common/base/child_process.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
@@ -30,7 +31,6 @@
 #include "services/cli/bench/router/stream_reader.h"
 #include "services/cli/bench/router/stub_nodes.h"
 #include "services/cli/bench/run_mode.h"
-#include "services/cli/child_process.h"
 #include "services/cli/scratch_directory.h"
 
 namespace lynx::cli {

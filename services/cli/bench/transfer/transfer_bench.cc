@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/base/announcement.h"
+#include "common/base/child_process.h"
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/status_macros.h"
@@ -32,7 +33,6 @@
 #include "services/cli/bench/transfer/transfer_report.h"
 #include "services/cli/bench/transfer/transfer_setup.h"
 #include "services/cli/bench/transfer/ucx_perftest.h"
-#include "services/cli/child_process.h"
 #include "services/cli/scratch_directory.h"
 
 namespace lynx::cli {

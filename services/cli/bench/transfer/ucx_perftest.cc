@@ -16,10 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "common/base/child_process.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
-#include "services/cli/child_process.h"
 
 namespace lynx::cli {
 namespace {

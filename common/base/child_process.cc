@@ -1,4 +1,4 @@
-#include "services/cli/child_process.h"
+#include "common/base/child_process.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -15,11 +15,11 @@
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
 
-namespace lynx::cli {
+namespace lynx {
 
 absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name,
                                                  const std::vector<std::string>& argv,
-                                                 const std::string& output) {
+                                                 const std::string& output, int death_signal) {
   if (access(argv[0].c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(argv[0], ": ", strerror(errno)));
   }
@@ -36,7 +36,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name,
   const int fork_error = errno;
   if (pid == 0) {
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    prctl(PR_SET_PDEATHSIG, death_signal);
     if (getppid() != owner) _exit(127);  // The owner died before the line above took effect.
     sigset_t none;
     sigemptyset(&none);
@@ -103,4 +103,4 @@ std::string ProgramDirectory() {
   return error ? std::string(".") : self.parent_path().string();
 }
 
-}  // namespace lynx::cli
+}  // namespace lynx

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -10,18 +11,20 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace lynx::cli {
+namespace lynx {
 
 // One program that this one started and stops. Owned and used by one thread.
 //
 // The child runs in a process group of its own, so that Ctrl-C reaches it only through its owner,
-// and gets SIGTERM from the kernel should the owner die without stopping it.
+// and gets `death_signal` from the kernel should the owner die without stopping it, or the thread
+// that started it end.
 class ChildProcess {
  public:
   // Starts argv[0], a path; inherits standard error, and standard output too unless `output` names
   // the file it goes to. NotFound: no such program. Unavailable: the file cannot be written.
   static absl::StatusOr<ChildProcess> Start(std::string name, const std::vector<std::string>& argv,
-                                            const std::string& output = "");
+                                            const std::string& output = "",
+                                            int death_signal = SIGTERM);
 
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
@@ -51,4 +54,4 @@ class ChildProcess {
 // Directory of the running program: its sibling binaries lie there.
 std::string ProgramDirectory();
 
-}  // namespace lynx::cli
+}  // namespace lynx

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/mutex.h"
+#include "common/collective/communicator.h"
+#include "common/collective/rank_group.h"
+#include "common/model/model_runner.h"
+#include "common/model/shard_plan.h"
+
+namespace lynx::node {
+
+// This process's part in a node of several ranks.
+//
+// Rank 0 decides what every step does and tells the others; these do what they are told and never
+// decide. All make each step together. Once one of them is lost, or a step fails otherwise than by
+// its own words, all are: on_lost is told, and the process is of no more use.
+//
+//   Create, Join; load a runner with communicator(); then Lead or Follow.
+class NodeRanks {
+ public:
+  struct Options {
+    int rank = 0;
+    model::ParallelLayout layout;
+    std::string
+        leader;  // host:port where rank 0 listens; of rank 0 itself port 0 picks a free one.
+    absl::Duration start_timeout = absl::Minutes(10);  // Until all have loaded.
+    absl::Duration silence = absl::Milliseconds(1500);
+    absl::Duration call_timeout = absl::Seconds(30);  // Longest wait for another rank in a step.
+    // Called once, on a thread of its own making; the object is not to be destroyed meanwhile.
+    std::function<void(const absl::Status&)> on_lost = nullptr;
+    std::function<void(const absl::Status&)> on_refused = nullptr;  // As in RankGroup.
+  };
+
+  // Fails as RankGroup::Create.
+  static absl::StatusOr<std::unique_ptr<NodeRanks>> Create(const Options& options);
+  ~NodeRanks();  // After the runners. Of rank 0: the others end in good order.
+  NodeRanks(const NodeRanks&) = delete;
+  NodeRanks& operator=(const NodeRanks&) = delete;
+
+  int rank() const { return options_.rank; }
+  const model::ParallelLayout& layout() const { return options_.layout; }
+  std::string endpoint() const { return group_->endpoint(); }  // Where rank 0 listens.
+
+  // Finds the other ranks and connects to them. As RankGroup::Join.
+  absl::Status Join(const std::string& identity, const std::function<absl::Status()>& check);
+  // After Join(): for RunnerOptions.
+  collective::Communicator* communicator() { return communicator_.get(); }
+
+  // Rank 0: waits until the others have loaded, and makes one runner of all. It takes the rank's
+  // own runner, loaded with communicator(), and does not outlive this.
+  //   DeadlineExceeded    names the ranks that are not ready in time.
+  //   FailedPrecondition  a rank has another model or numeric class; names both.
+  //   NotFound            a rank is on another host: the KV memory of all has to be on this one.
+  absl::StatusOr<std::unique_ptr<model::ModelRunner>> Lead(std::unique_ptr<model::ModelRunner> own);
+
+  // This rank gives up, and with it the node; on_lost is not called here. Nothing after a failure.
+  void Leave(const absl::Status& why) { group_->Leave(why); }
+
+  // The others, whose runner was loaded with shared_kv: does what rank 0 says until that ends in
+  // good order, then OK. `ready` is called once rank 0 knows of this rank.
+  absl::Status Follow(model::ModelRunner& own, const std::function<void()>& ready);
+
+ private:
+  class Leader;
+  explicit NodeRanks(const Options& options) : options_(options) {}
+  void OnLost(const absl::Status& why) LYNX_EXCLUDES(mu_);
+  // Ends the node. Returns once on_lost has: where that ends the process nobody learns of a step
+  // that failed, and routers of nothing but the end.
+  void Fail(const absl::Status& why) LYNX_EXCLUDES(mu_);
+
+  const Options options_;
+  Mutex mu_;
+  CondVar told_changed_;
+  bool told_ LYNX_GUARDED_BY(mu_) = false;
+  collective::Communicator* to_abort_ LYNX_GUARDED_BY(mu_) = nullptr;
+  std::unique_ptr<collective::Communicator> communicator_;
+  std::unique_ptr<collective::RankGroup> group_;
+};
+
+}  // namespace lynx::node

@@ -1,0 +1,201 @@
+"""Nodes of several ranks: their tokens, their ends, and who may be one."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+
+import pytest
+
+from cluster import BIN, MODEL, Process, fetch, running_cluster, wait_for
+from test_up import Up
+
+NAME = "lynx-tiny-moe"
+# Ten times what docs/parallelism.md promises: this machine may be busy.
+GONE_WITHIN = 20
+PROMPTS = ["import os", "static int __init ", "The quick brown", "def f(x):\n    return", [7] * 40 + [9, 1, 300, 5] * 20]
+
+
+def others_of(node):
+    """Process ids of the ranks that the node has started."""
+    return [int(pid) for pid in pathlib.Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children").read_text().split()]
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def answers(cluster):
+    texts = []
+    for prompt in PROMPTS:
+        status, answer = cluster.post("/v1/completions", {"model": NAME, "prompt": prompt, "max_tokens": 24,
+                                                          "temperature": 0, "ignore_eos": True})
+        assert status == 200, answer
+        texts.append(answer["choices"][0]["text"])
+    return texts
+
+
+@pytest.fixture(scope="module")
+def single_rank_answers():
+    with running_cluster(node_flags=("--compute-dtype", "f32")) as cluster:
+        return answers(cluster)
+
+
+@pytest.mark.parametrize("prefill,decode", [
+    ((1, 1), (2, 1)), ((1, 1), (2, 2)), ((1, 1), (4, 2)), ((2, 2), (1, 1)), ((2, 1), (4, 4)), ((4, 1), (2, 2))])
+def test_greedy_tokens_are_those_of_single_ranks_whatever_the_widths(single_rank_answers, prefill, decode):
+    flags = {name: ("--tp", tp, "--ep", ep) for name, (tp, ep) in (("prefill-0", prefill), ("decode-0", decode))}
+    with running_cluster(node_flags=("--compute-dtype", "f32"), own_flags=flags) as cluster:
+        assert answers(cluster) == single_rank_answers
+        for name, (tp, _) in (("prefill-0", prefill), ("decode-0", decode)):
+            assert cluster.nodes[name].metric("lynx_node_ranks") == tp
+            assert len(others_of(cluster.nodes[name])) == tp - 1
+        others = [pid for node in cluster.nodes.values() for pid in others_of(node)]
+        cluster.wait_idle()
+    assert not any(alive(pid) for pid in others)  # All ended by themselves: close() saw status 0.
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_rank_that_dies_or_freezes_in_a_step_takes_its_node_down(role, number):
+    two = {"prefill": 1, "decode": 1, role: 2}
+    # Both of one numeric class: exact requests stay with one.
+    flags = {f"{role}-{i}": ("--tp", 2, "--ep", 2) for i in range(2)}
+    with running_cluster(**two, own_flags=flags) as cluster:
+        node = cluster.nodes[f"{role}-0"]
+        (other,) = others_of(node)
+        stop = threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                cluster.post("/v1/completions", {"model": NAME, "prompt": [5] * 1500, "max_tokens": 200,
+                                                 "temperature": 0, "ignore_eos": True})
+
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        try:
+            metric = "lynx_node_prompt_tokens_total" if role == "prefill" else "lynx_node_output_tokens_total"
+            begun = node.metric(metric)
+            wait_for(lambda: node.metric(metric) > begun, 30, "steps of the node")
+            os.kill(other, number)
+            assert node.process.wait(GONE_WITHIN) == 1
+        finally:
+            stop.set()
+        # Whoever noticed first: the group of ranks, or the step.
+        assert "rank 1 is lost" in node.log() or "not heard from: 1" in node.log()
+        wait_for(lambda: not alive(other), GONE_WITHIN, "end of rank 1")
+        for asker in askers:
+            asker.join(60)
+        # The router has noticed, and goes on with the other node.
+        wait_for(lambda: cluster.router.metric("lynx_router_nodes", role=role, state="gone") == 1, 30, "node to be gone")
+        answers(cluster)
+        del cluster.nodes[f"{role}-0"]  # Has ended, with 1.
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_idle_node_notices_too(number):
+    with tempfile.TemporaryDirectory() as folder:
+        node = Process(pathlib.Path(folder), "decode", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                       "--http", "127.0.0.1:0", "--threads", 1, "--tp", 4, "--ep", 2).wait_announced()
+        others = others_of(node)
+        os.kill(others[1], number)
+        assert node.process.wait(GONE_WITHIN) == 1
+        assert " is lost" in node.log()
+        wait_for(lambda: not any(alive(pid) for pid in others), GONE_WITHIN, "end of all ranks")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_end_with_their_leader(number):
+    with tempfile.TemporaryDirectory() as folder:
+        node = Process(pathlib.Path(folder), "decode", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                       "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2).wait_announced()
+        others = others_of(node)
+        node.signal(number)
+        wait_for(lambda: not any(alive(pid) for pid in others), GONE_WITHIN, "end of the other ranks")
+        node.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_in_start_up_ends_it(number):
+    with tempfile.TemporaryDirectory() as folder:
+        node = Process(pathlib.Path(folder), "decode", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                       "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2, "--rank-start-timeout", "5s")
+        (other,) = wait_for(lambda: node.process.poll() is None and others_of(node), 30, "second rank")
+        os.kill(other, number)
+        assert node.process.wait(5 + GONE_WITHIN) == 1
+        assert "rank 1" in node.log() or "within 5s: 1" in node.log()
+        wait_for(lambda: not alive(other), GONE_WITHIN, "end of rank 1")
+        assert not node.announce.exists()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank(folder, number, port, *flags):
+    return Process(pathlib.Path(folder), f"rank-{number}", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                   "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2, "--rank", number, "--leader", f"127.0.0.1:{port}",
+                   *flags)
+
+
+def test_start_up_names_the_ranks_that_do_not_come():
+    with tempfile.TemporaryDirectory() as folder:
+        leader = rank(folder, 0, free_port(), "--rank-start-timeout", "1s")
+        assert leader.process.wait(60) == 1
+        assert "ranks that did not come within 1s: 1" in leader.log()
+        other = rank(folder, 1, free_port(), "--rank-start-timeout", "1s")
+        assert other.process.wait(60) == 1
+        assert "rank 0 was not reached within 1s" in other.log()
+
+
+def test_ranks_may_be_started_one_by_one_and_who_does_not_fit_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        leader = rank(folder, 0, port, "--world", 2)
+        stranger = rank(pathlib.Path(tempfile.mkdtemp(dir=folder)), 1, port, "--compute-dtype", "f32")
+        assert stranger.process.wait(60) == 1
+        assert "compute f32" in stranger.log() and "compute bf16" in stranger.log()
+        assert "refused" in leader.log() and "compute f32" in leader.log()
+        other = rank(folder, 1, port, "--world", 2)
+        leader.wait_announced()
+        assert fetch(leader.url("/readyz"))[0] == 200
+        other.process.terminate()  # As an orchestrator does that ends all at once.
+        assert leader.stop() == 0
+        assert other.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("flags,message", [
+    (("--tp", 3), "4 query heads cannot be split over tp 3"),
+    (("--tp", 2, "--ep", 3), "ep 3 does not divide the 2 ranks"),
+    (("--tp", 2, "--world", 4), "--world 4, but --tp 2 is 2 ranks"),
+    (("--tp", 2, "--rank", 2, "--leader", "127.0.0.1:1"), "--rank 2 of the 2 ranks"),
+    (("--tp", 2, "--rank", 1), "--rank and --leader are given together"),
+    (("--tp", 2, "--leader", "127.0.0.1:1"), "--rank and --leader are given together"),
+    (("--tp", 2, "--rank", 0, "--leader", "nowhere"), "'nowhere' is not host:port"),
+    (("--tp", 2, "--cpus", "0"), "--cpus has 1 CPUs for 2 ranks"),
+])
+def test_options_that_make_no_node_are_refused_at_once(flags, message):
+    ended = subprocess.run([str(BIN / "lynx-decode"), "--model", str(MODEL), "--control", "127.0.0.1:0", "--http",
+                            "127.0.0.1:0", *map(str, flags)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and message in ended.stderr, ended.stderr
+
+
+def test_lynx_up_takes_the_widths_of_its_nodes(tmp_path):
+    up = Up(tmp_path, LYNX_PREFILL_TP="2", LYNX_PREFILL_EP="2", LYNX_DECODE_TP="2", LYNX_DECODE_EP="2")
+    up.ask()
+    loaded = [line for line in map(json.loads, filter(lambda line: line.startswith("{"), up.log().splitlines()))
+              if "numeric_class" in line]
+    assert sorted((line["component"], line["numeric_class"][-7:]) for line in loaded) == [
+        ("decode", "tp2/ep2"), ("prefill", "tp2/ep2")], loaded
+    assert up.end(signal.SIGTERM) == 0
+    lines = [json.loads(line) for line in up.log().splitlines() if line.startswith("{")]
+    assert [line for line in lines if line["level"] not in ("info", "debug")] == []
