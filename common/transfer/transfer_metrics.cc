@@ -48,7 +48,7 @@ TransferMetrics::TransferMetrics(telemetry::Registry& registry, const std::strin
                                  const std::string& transport)
     : labels_{{"direction", direction}, {"transport", transport}},
       bytes_(
-          registry.AddCounter("lynx_kv_transfer_bytes_total", "Payload bytes confirmed.", labels_)),
+          registry.AddCounter("lynx_kv_transfer_bytes_total", "Bytes of KV confirmed.", labels_)),
       duration_(registry.AddHistogram("lynx_kv_transfer_duration_seconds",
                                       "First byte posted to last byte confirmed, per hand-off.",
                                       telemetry::kTransferSeconds, labels_)),

@@ -62,7 +62,7 @@ struct KvSender::Handoff {
   bool committed = false;
   int sends = 0;              // In the engine.
   int64_t bytes_sending = 0;  // Of those.
-  int64_t bytes_sent = 0;
+  int64_t kv_bytes_sent = 0;
   absl::Time begun;
   std::optional<absl::Status> end;  // Decided; waiting for `sends` to come to 0.
 };
@@ -331,18 +331,21 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
   handoff.sends += 1;
   handoff.bytes_sending += bytes;
   engine_->Send(peer.id, header.SerializeAsString(), std::move(payload),
-                [this, peer_id = peer.id, id = handoff.id, bytes, body = item.commit_body](
-                    const absl::Status& status) { OnSent(peer_id, id, bytes, status); });
+                [this, peer_id = peer.id, id = handoff.id, bytes,
+                 body = item.commit_body](const absl::Status& status) {
+                  OnSent(peer_id, id, bytes, body == nullptr ? bytes : 0, status);
+                });
 }
 
-void KvSender::OnSent(PeerId peer_id, HandoffId id, int64_t bytes, const absl::Status& status) {
+void KvSender::OnSent(PeerId peer_id, HandoffId id, int64_t bytes, int64_t kv_bytes,
+                      const absl::Status& status) {
   auto peer = peers_.find(peer_id);
   if (peer != peers_.end()) peer->second->in_flight -= bytes;
   Handoff& handoff = *handoffs_.at(id);  // Kept until its last send is over.
   handoff.sends -= 1;
   handoff.bytes_sending -= bytes;
   if (status.ok()) {
-    handoff.bytes_sent += bytes;
+    handoff.kv_bytes_sent += kv_bytes;
   } else if (!handoff.end.has_value()) {
     const absl::Status end = absl::UnavailableError(
         absl::StrCat("a send failed: ", absl::string_view(status.message())));
@@ -521,7 +524,7 @@ void KvSender::FinishIfIdle(HandoffId id) {
   loop_.CancelTimer(handoff->timer);
   auto peer = peers_.find(handoff->peer);
   if (peer != peers_.end()) peer->second->handoffs.erase(id);
-  metrics_.OnTransferEnd(*handoff->end, handoff->bytes_sent, loop_.Now() - handoff->begun);
+  metrics_.OnTransferEnd(*handoff->end, handoff->kv_bytes_sent, loop_.Now() - handoff->begun);
   UpdateGauges();
   loop_.Post(
       [alive = std::weak_ptr(alive_), done = std::move(handoff->done), status = *handoff->end] {

@@ -112,7 +112,9 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   void OnCommitReply(Peer& peer, const proto::CommitReply& reply);
   void Pump(Peer& peer);
   void SendItem(Peer& peer, Handoff& handoff, Item& item);
-  void OnSent(transfer::PeerId peer, HandoffId handoff, int64_t bytes, const absl::Status& status);
+  // `kv_bytes` of the bytes are KV.
+  void OnSent(transfer::PeerId peer, HandoffId handoff, int64_t bytes, int64_t kv_bytes,
+              const absl::Status& status);
   // Closes our end; hand-offs on it end with `status`.
   void ClosePeer(transfer::PeerId peer, const absl::Status& status);
   // The peer is gone from the engine already, or never mattered to it again.
