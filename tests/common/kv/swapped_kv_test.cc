@@ -95,5 +95,40 @@ TEST(SwappedKvTest, BlocksThatOthersReadAreNotWritten) {
   }
 }
 
+TEST(SwappedKvTest, TakesTheHeadsOfAllRanks) {
+  const KvLayout whole{.layers = 2, .kv_heads = 4, .head_dim = 8, .dtype = DType::kF32};
+  KvLayout half = whole;
+  half.kv_heads = 2;
+  auto first = KvArena::Create(half, 8);
+  auto second = KvArena::Create(half, 8);
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT(second, IsOk());
+  const auto kv = KvShards::Create(whole, {{first->get(), 0}, {second->get(), 2}});
+  ASSERT_THAT(kv, IsOk());
+  BlockPool pool(8, whole.groups);
+  auto table = BlockTable::Acquire(pool, 20, 21);
+  ASSERT_THAT(table, IsOk());
+  std::vector<std::byte> want[2];
+  for (size_t rank = 0; rank < 2; ++rank) {
+    KvArena& arena = rank == 0 ? **first : **second;
+    for (int32_t layer = 0; layer < whole.layers; ++layer) {
+      for (BlockId block = 0; block < 8; ++block) {
+        for (std::byte& byte : arena.BlockLayerSpan(layer, block)) {
+          byte = std::byte(layer * 16 + block + static_cast<int32_t>(rank) * 128);
+        }
+      }
+    }
+    want[rank] = Read(arena, *table, 20);
+  }
+  const SwappedKv copy(*kv, *table, 20);
+  EXPECT_EQ(copy.bytes(), static_cast<int64_t>(want[0].size() + want[1].size()));
+  auto other = BlockTable::Acquire(pool, 20, 21);
+  ASSERT_THAT(other, IsOk());
+  ASSERT_NE(Read(**first, *other, 20), want[0]);
+  copy.Restore(*kv, *other);
+  EXPECT_EQ(Read(**first, *other, 20), want[0]);
+  EXPECT_EQ(Read(**second, *other, 20), want[1]);
+}
+
 }  // namespace
 }  // namespace lynx::kv
