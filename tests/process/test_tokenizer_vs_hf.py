@@ -159,7 +159,8 @@ def mixed_byte_run(reference, ids):
         if match:
             run += bytes([int(match[1], 16)])
             continue
-        if run.decode(errors="replace").strip("\ufffd") and "\ufffd" in run.decode(errors="replace"):
+        good = run.decode(errors="ignore")  # U+FFFD may be one of them.
+        if good and good.encode() != run:
             return True
         run = b""
     return False
