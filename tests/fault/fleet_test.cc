@@ -44,6 +44,49 @@ TEST(FleetTest, EveryRequestEndsOnceWithItsOwnAnswer) {
   }
 }
 
+// As many nodes as a large site has, hard pressed: preempted sequences are computed again or copied
+// back, tenants share.
+TEST(FleetTest, ALargeFleetEndsEveryRequestOnceAndReplaysASeed) {
+  constexpr int32_t kRequests = 600;
+  const auto run = [](uint64_t seed) {
+    FleetOptions options = {.cluster = {.routers = 3,
+                                        .prefill = 32,
+                                        .decode = 64,
+                                        .kv_blocks = 110,
+                                        .step_rows = 256,
+                                        .max_batch = 16,
+                                        .swap_blocks = seed % 2 == 0 ? 0 : 60},
+                            .cancel_share = 0.2,
+                            .tenants = 5,
+                            .seed = seed};
+    options.cluster.make_placement = [] { return std::make_unique<router::PrefixAware>(); };
+    return RunFleet(
+        options,
+        MakeConversations(
+            {.seed = seed, .requests = kRequests, .requests_per_second = 900, .burstiness = 0.3}));
+  };
+  int64_t preemptions = 0;
+  int64_t copied = 0;
+  const int seeds = testing::ForTestSize(1, 2, 100);
+  for (int seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const FleetResult result = run(static_cast<uint64_t>(seed));
+    EXPECT_EQ(result.failed, 0);
+    EXPECT_EQ(result.wrong, 0);
+    EXPECT_EQ(result.refused, 0);
+    EXPECT_GT(result.cancelled, 20);
+    EXPECT_EQ(result.finished + result.cancelled, kRequests);
+    EXPECT_TRUE(result.idle);
+    preemptions += result.preemptions;
+    copied += result.copied_bytes;
+    if (seed == 1) {
+      EXPECT_EQ(run(1).digest, result.digest);
+    }
+  }
+  EXPECT_GT(preemptions, 0);
+  EXPECT_GT(copied, 0);
+}
+
 // Conversations that go on from the model's own answers, placed where their beginnings are.
 TEST(FleetTest, PrefixAwarePlacementSharesMoreAndChangesNoAnswer) {
   const uint64_t seed = 3;

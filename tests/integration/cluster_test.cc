@@ -502,6 +502,34 @@ TEST(ClusterTest, APromptThatItsGrantCannotTakeIsRefused) {
   ExpectServes(cluster);
 }
 
+TEST(ClusterTest, AReservationWithMoreHashesThanItsPromptHasBlocksIsRefused) {
+  SimCluster cluster({});
+  RawRouter router(cluster, 4711);
+  uint64_t sequence = 0;
+  const auto reserve = [&](int32_t prompt, int hashes) {
+    proto::Envelope envelope;
+    proto::Reserve& its = *envelope.mutable_reserve();
+    its.set_sequence(++sequence);
+    its.set_prompt_tokens(prompt);
+    its.set_max_new_tokens(8);
+    its.set_lease_ms(1000);
+    for (int i = 0; i < hashes; ++i) its.add_prefix_hashes(static_cast<uint64_t>(i));
+    router.Send("decode-0", std::move(envelope));
+    return router.Next("decode-0");
+  };
+  for (const auto& [prompt, hashes] : {std::pair{33, 3}, {32, 2}, {16, 1}, {1, 1}, {33, 100000}}) {
+    const proto::Envelope answer = reserve(prompt, hashes);
+    EXPECT_EQ(answer.refused().reason(), proto::Refused::REASON_INVALID);
+    EXPECT_EQ(
+        answer.refused().message(),
+        absl::StrCat(hashes, " hashes of whole blocks do not fit ", prompt, " prompt tokens"));
+  }
+  EXPECT_EQ(cluster.pool("decode-0").free_blocks(), cluster.pool("decode-0").capacity_blocks());
+  EXPECT_TRUE(reserve(33, 2).grant().has_grant());
+  EXPECT_TRUE(reserve(16, 0).grant().has_grant());
+  ExpectServes(cluster);
+}
+
 TEST(ClusterTest, ASequenceThatMayOutgrowThePoolIsNotAdopted) {
   SimCluster cluster({.kv_blocks = 8});
   RawRouter router(cluster, 4711);

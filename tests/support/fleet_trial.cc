@@ -85,12 +85,17 @@ class Client final : public router::SequenceSink {
 };
 
 // Of a node's metrics page.
-int64_t PromptTokens(const std::string& page, const std::string& source) {
-  const std::string series = absl::StrCat(
-      "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"", source, "\"} ");
-  const size_t at = page.find(series);
+int64_t Value(const std::string& page, const std::string& series) {
+  const std::string start = absl::StrCat("\n", series, " ");
+  const size_t at = page.find(start);
   LYNX_CHECK(at != std::string::npos);
-  return std::stoll(page.substr(at + series.size()));
+  return std::stoll(page.substr(at + start.size()));
+}
+
+int64_t PromptTokens(const std::string& page, const std::string& source) {
+  return Value(page,
+               absl::StrCat("lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\",source=\"",
+                            source, "\"}"));
 }
 
 bool IsRefusal(const absl::Status& status) {
@@ -135,10 +140,12 @@ FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest
     Client& client = *clients.back();
     const size_t router = random() % static_cast<uint64_t>(cluster_options.routers);
     const double leaves = static_cast<double>(random() >> 11) * 0x1p-53;
-    loop.RunAfter(request.arrival, [&, router, leaves] {
+    const TenantId tenant = options.tenants > 1 ? random() % options.tenants : 0;
+    loop.RunAfter(request.arrival, [&, router, leaves, tenant] {
       const auto id =
           cluster.service(router).Start({.prompt = client.request().prompt,
-                                         .sampling = PlainSampling(client.request().output_tokens)},
+                                         .sampling = PlainSampling(client.request().output_tokens),
+                                         .tenant = tenant},
                                         client);
       if (!id.ok()) return client.Ends(id.status());
       if (leaves >= options.cancel_share) return;
@@ -188,6 +195,8 @@ FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest
     const std::string page = cluster.Metrics(absl::StrCat("decode-", i));
     result.held_tokens += PromptTokens(page, "held");
     result.sent_tokens += PromptTokens(page, "transferred");
+    result.preemptions += Value(page, "lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"}");
+    result.copied_bytes += Value(page, "lynx_node_swapped_out_bytes_total");
   }
   std::sort(result.ttft.begin(), result.ttft.end());
   std::sort(result.tpot.begin(), result.tpot.end());

@@ -30,7 +30,8 @@ struct FleetOptions {
   absl::Duration slo_ttft = absl::Seconds(1);
   absl::Duration slo_tpot = absl::Milliseconds(50);
   double cancel_share = 0;  // Of requests whose client leaves at a random time.
-  uint64_t seed = 1;        // Of who leaves when, and which router a request goes to.
+  uint64_t tenants = 1;     // Requests are of a random one of so many.
+  uint64_t seed = 1;        // Of who leaves when, which router a request goes to, and whose it is.
 };
 
 struct FleetResult {
@@ -48,6 +49,8 @@ struct FleetResult {
   int64_t cached_tokens = 0;  // and of these those that were not computed.
   int64_t held_tokens = 0;    // Of adopted prompts, what decode held
   int64_t sent_tokens = 0;    // and what was sent.
+  int64_t preemptions = 0;    // On decode nodes,
+  int64_t copied_bytes = 0;   // and what was copied because of them.
   uint64_t digest = 0;        // Of every event and its time: equal runs have equal ones.
 
   double goodput() const { return met_slo / seconds; }
