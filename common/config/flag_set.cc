@@ -356,8 +356,18 @@ namespace {
 // environment and file alike. (Its own precedence puts the file before the environment.)
 absl::StatusOr<ParseOutcome> ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
                                               std::ostream& out) {
+  // CLI11 takes the next word for the value of `--name=`.
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    const bool empty = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (empty) word.pop_back();
+    words.push_back(std::move(word));
+    if (empty) words.emplace_back();
+  }
+  std::reverse(words.begin(), words.end());  // As CLI11 wants them.
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     out << app.help();
     return ParseOutcome::kPrinted;

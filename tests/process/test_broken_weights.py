@@ -109,3 +109,15 @@ def test_stray_files_are_told_once_and_not_read(model, tmp_path):
     maps = open(f"/proc/{node.process.pid}/maps").read()
     assert "rubbish" not in maps and str(model / "model.safetensors") not in maps and "original" not in maps
     assert node.stop() == 0
+
+
+def test_a_tokenizer_of_more_ids_than_the_model_has(model):
+    tokenizer = tiny_folder.read_json(model / "tokenizer.json")
+    vocab_size = tiny_folder.read_json(model / "config.json")["vocab_size"]
+    tokenizer["added_tokens"].append({"id": vocab_size, "content": "<extra>", "single_word": False, "lstrip": False,
+                                      "rstrip": False, "normalized": False, "special": True})
+    tiny_folder.write_json(model / "tokenizer.json", tokenizer)
+    done = subprocess.run([BIN / "lynx-router", "--model", model, "--listen", "127.0.0.1:0", "--prefill", "127.0.0.1:1",
+                           "--decode", "127.0.0.1:2"], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert f"tokenizer.json has ids up to {vocab_size}; vocab_size of config.json is {vocab_size}" in done.stdout + done.stderr

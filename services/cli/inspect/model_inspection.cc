@@ -38,6 +38,18 @@ bool HasWeightFiles(const std::filesystem::path& folder) {
   return false;
 }
 
+// Of a format that is not read; empty: none.
+std::string OtherWeightFile(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth" || extension == ".gguf") {
+      return entry.path().filename().string();
+    }
+  }
+  return "";
+}
+
 class Inspector {
  public:
   absl::StatusOr<ModelInspection> Run(const std::string& model) {
@@ -100,7 +112,13 @@ class Inspector {
 
   void LookAtWeights(const std::filesystem::path& folder) {
     if (!HasWeightFiles(folder)) {
-      found_.notes.emplace_back("no weight files: sizes are those of config.json, in bf16");
+      const std::string other = OtherWeightFile(folder);
+      if (other.empty()) {
+        found_.notes.emplace_back("no weight files: sizes are those of config.json, in bf16");
+      } else {
+        found_.problems.push_back(
+            absl::StrCat("no weights in safetensors, which is what nodes read; there is ", other));
+      }
       return;
     }
     const auto files = model::SafetensorsFolder::Open(folder);

@@ -170,6 +170,16 @@ TEST_F(FlagSetTest, MissingValueIsAnError) {
   EXPECT_THAT(Parse({"--port"}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--port")));
 }
 
+TEST_F(FlagSetTest, NothingAfterTheEqualsSignIsAnEmptyValue) {
+  ASSERT_THAT(Parse({"--host=", "--api-key=", "--port=9000"}), IsOk());
+  EXPECT_EQ(host_, "");
+  EXPECT_EQ(api_key_, "");
+  EXPECT_EQ(port_, 9000);
+  EXPECT_THAT(Parse({"--port=", "--host", "::1"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--port: ''")));
+  EXPECT_THAT(Parse({"--verbose="}), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
 TEST_F(FlagSetTest, HelpShowsEveryOptionWithItsDefault) {
   const auto outcome = Parse({"--help"});
   ASSERT_THAT(outcome, IsOk());

@@ -262,6 +262,14 @@ TEST(InspectTest, EveryProblemOfTheTensorsIsListed) {
 }
 
 // Of 4 layers of 4000 experts that are not there, 48000 tensors are missing.
+TEST(InspectTest, WeightsOfAnotherFormatAreAProblem) {
+  TempDir dir;
+  dir.Write("config.json", TinyModel::Make().config.dump());
+  dir.Write("pytorch_model.bin", "PK");
+  EXPECT_THAT(InspectModel(dir.path().string())->problems,
+              ElementsAre(AllOf(HasSubstr("safetensors"), HasSubstr("pytorch_model.bin"))));
+}
+
 TEST(InspectTest, OfManyProblemsOfAKindAFewAreListed) {
   TinyModel model = TinyModel::Make();
   model.config["num_experts"] = 4000;
