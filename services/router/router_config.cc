@@ -5,10 +5,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/base/file.h"
 #include "common/base/json_keys.h"
 #include "common/base/json_shape.h"
 #include "common/base/model_name.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/moe/policy.h"
@@ -17,7 +17,7 @@
 namespace lynx::router {
 namespace {
 
-constexpr size_t kMaxConfigBytes = 4 << 20;
+constexpr int64_t kMaxConfigBytes = 4 << 20;
 
 // The first of `keys` that is there and not null; a null pointer when none is.
 const nlohmann::json* Find(const nlohmann::json& config, std::initializer_list<const char*> keys) {
@@ -226,7 +226,16 @@ absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& flag, const 
 absl::StatusOr<ModelInfo> LoadModelInfo(const std::filesystem::path& model_dir) {
   const std::filesystem::path path = model_dir / "config.json";
   const std::string file = path.string();
-  LYNX_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+  LYNX_ASSIGN_OR_RETURN(const RegularFile opened, RegularFile::Open(path));
+  if (opened.size() > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, " is larger than ", kMaxConfigBytes, " bytes"));
+  }
+  const absl::StatusOr<std::string> read = opened.ReadAll();
+  if (!read.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", read.status().message()));
+  }
+  const std::string& text = *read;
   if (absl::Status shape = CheckJsonShape(text); !shape.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", shape.message()));
   }

@@ -1,5 +1,6 @@
 #include "services/router/router_config.h"
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,10 @@ TEST(ModelInfoTest, NamesFileAndFault) {
   testing::TempDir dir;
   EXPECT_THAT(LoadModelInfo(dir.path()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("config.json")));
+  std::filesystem::create_directory(dir.path() / "config.json");
+  EXPECT_THAT(LoadModelInfo(dir.path()),
+              StatusIs(kInvalid, AllOf(HasSubstr("config.json"), HasSubstr("not a regular file"))));
+  std::filesystem::remove(dir.path() / "config.json");
   const auto with = [&](const std::string& text) {
     dir.Write("config.json", text);
     return LoadModelInfo(dir.path());
