@@ -60,6 +60,14 @@ def test_errors_have_their_kinds(cluster, tmp_path):
     assert status == 1 and report is None and "nobody" in text
 
 
+def test_a_run_in_which_nothing_was_due_says_so_and_proves_nothing(cluster, tmp_path):
+    status, report, text = loadtest(cluster, tmp_path, "--ramp", "0.01:8", "--slo", "ttft=2s", "--duration", "1s", "--seed", 3)
+    assert status == 1 and "no request was measured: none was due" in text, text
+    assert report["ramp"]["lowest_failed_requests_s"] is None, report["ramp"]
+    status, _, text = loadtest(cluster, tmp_path, "--rate", 20, "--duration", "1s", "--warmup", 10000)
+    assert status == 1 and "--warmup" in text, text
+
+
 def test_the_nodes_model_folder_is_not_the_models_name(cluster, tmp_path):
     status, report, text = loadtest(cluster, tmp_path, "--rate", 50, "--requests", 1, env={"LYNX_MODEL": str(MODEL)})
     assert status == 0 and report["model"] == MODEL.name, text

@@ -271,6 +271,11 @@ class LoadTest {
                        .connections = transport_->connections_opened() - connections_before,
                        .resent = transport_->resent() - resent_before});
     result.asked_rate = rate;
+    if (result.measured == 0 && !stop.Came()) {
+      err_ << label << ": no request was measured: "
+           << (result.warmup > 0 ? "all that were due were --warmup\n"
+                                 : "none was due; a higher rate or a longer --duration has some\n");
+    }
     return result;
   }
 
@@ -283,7 +288,11 @@ class LoadTest {
       const uint64_t seed = MixSeed(options_.seed, report.runs.size());
       RunResult run = RunOnce(*rate, seed, label, stop);
       if (stop.Came()) return;  // Half a run proves nothing.
-      const bool holds = run.attainment >= options_.attainment && run.measured > 0;
+      if (run.measured == 0) {  // Proves nothing either.
+        report.runs.push_back(std::move(run));
+        return;
+      }
+      const bool holds = run.attainment >= options_.attainment;
       err_ << absl::StrFormat("%s: %.1f%% met the SLO%s\n", label, 100 * run.attainment,
                               holds ? "" : ", too few");
       report.runs.push_back(std::move(run));

@@ -115,7 +115,9 @@ void PrintRamp(const TestReport& report, std::ostream& out) {
   out << "\n";
   const std::string held = absl::StrFormat(
       "%s for %.0f%% of the requests", ToString(report.setup.slo), 100 * report.setup.attainment);
-  if (!report.capacity.has_value()) {
+  if (!report.capacity.has_value() && !report.lowest_failed.has_value()) {
+    out << "capacity: not found, as no rate was measured\n";
+  } else if (!report.capacity.has_value()) {
     out << "capacity: none of these rates kept " << held << "\n";
   } else if (!report.lowest_failed.has_value()) {
     out << absl::StrFormat("capacity: at least %.3f requests/s keep %s\n", *report.capacity, held);
