@@ -236,7 +236,10 @@ class LocalCluster {
 
 int RunUp(int argc, const char* const* argv) {
   UpConfig config;
-  config::FlagSet flags("lynx up", "Runs a whole cluster on this machine until Ctrl-C or SIGTERM.");
+  config::FlagSet flags(
+      "lynx up",
+      "Runs a whole cluster on this machine until Ctrl-C or SIGTERM. Other options of its nodes "
+      "and router go by variables: LYNX_KV_MEMORY=4GiB lynx up --model DIR");
   flags.AddString("model", &config.model, "Hugging Face model folder (required)");
   flags.AddInt("prefill", &config.prefill, {1, 64}, "prefill nodes");
   flags.AddInt("decode", &config.decode, {1, 64}, "decode nodes");
