@@ -41,7 +41,8 @@ template <typename T>
 bool Take(std::string_view& from, size_t count, std::vector<T>& values) {
   if (from.size() / sizeof(T) < count) return false;
   values.resize(count);
-  std::memcpy(values.data(), from.data(), count * sizeof(T));
+  // An empty vector may have no data() at all.
+  if (count > 0) std::memcpy(values.data(), from.data(), count * sizeof(T));
   from.remove_prefix(count * sizeof(T));
   return true;
 }
