@@ -1,6 +1,5 @@
 #include "common/collective/rank_group.h"
 
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -9,12 +8,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/mutex.h"
 #include "common/collective/frame_socket.h"
 #include "common/collective/gloo_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/told_status.h"
 
 namespace lynx::collective {
 namespace {
@@ -27,36 +26,9 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// What a callback was told, once it was.
-class Told {
- public:
-  void Set(const absl::Status& status) {
-    MutexLock lock(mu_);
-    status_ = status;
-    changed_.NotifyAll();
-  }
-  absl::Status Wait() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    MutexLock lock(mu_);
-    while (status_.ok()) {
-      if (!changed_.WaitUntil(mu_, deadline) && status_.ok()) return absl::OkStatus();
-    }
-    return status_;
-  }
-  bool told() {
-    MutexLock lock(mu_);
-    return !status_.ok();
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  absl::Status status_;
-};
-
 struct Rank {
-  Told lost;
-  Told refused;
+  testing::ToldStatus lost;
+  testing::ToldStatus refused;
   std::unique_ptr<RankGroup> group;
   absl::Status joined;
 

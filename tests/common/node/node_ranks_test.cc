@@ -3,7 +3,6 @@
 #include "common/node/node_ranks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/told_status.h"
 #include "tests/support/wrapped_model_runner.h"
 
 namespace lynx::node {
@@ -38,28 +37,6 @@ model::RunnerOptions RunnerOptions() {
           .max_step_logits = 4,
           .threads = 1};
 }
-
-// Told once.
-class Reason {
- public:
-  void Set(const absl::Status& status) {
-    MutexLock lock(mu_);
-    status_ = status;
-    changed_.NotifyAll();
-  }
-  absl::Status Wait() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    MutexLock lock(mu_);
-    while (status_.ok() && changed_.WaitUntil(mu_, deadline)) {
-    }
-    return status_;
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  absl::Status status_;
-};
 
 // Fails in its nth step, before it says anything to the other ranks.
 class FailingRunner final : public testing::WrappedModelRunner {
@@ -92,7 +69,7 @@ class TestNode {
     }
     lost_.resize(static_cast<size_t>(tp));
     followed_.resize(static_cast<size_t>(tp));
-    for (auto& reason : lost_) reason = std::make_unique<Reason>();
+    for (auto& reason : lost_) reason = std::make_unique<testing::ToldStatus>();
     leader_ = NodeRanks::Create(Options(0, layout, "127.0.0.1:0")).value();
     for (int32_t rank = 1; rank < tp; ++rank) {
       threads_.emplace_back([this, rank, layout, changes, last = rank + 1 == tp] {
@@ -158,7 +135,7 @@ class TestNode {
     return (*ranks)->Follow(runner, nullptr);
   }
 
-  std::vector<std::unique_ptr<Reason>> lost_;
+  std::vector<std::unique_ptr<testing::ToldStatus>> lost_;
   std::vector<absl::Status> followed_;
   std::unique_ptr<NodeRanks> leader_;
   std::unique_ptr<model::ModelRunner> runner_;
