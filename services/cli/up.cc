@@ -1,11 +1,15 @@
 #include "services/cli/up.h"
 
+#include <netdb.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -13,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -49,6 +54,28 @@ struct UpConfig {
   absl::Duration start_timeout = absl::Minutes(10);
   absl::Duration stop_timeout = absl::Seconds(60);
 };
+
+// That the router will be able to listen there: it starts when the nodes have read their weights.
+absl::Status CheckAddress(const std::string& host, int32_t port) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* address = nullptr;
+  if (getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &address) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--host: '", host, "' is not an IP address"));
+  }
+  const absl::Cleanup free = [address] { freeaddrinfo(address); };
+  const int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
+  const absl::Cleanup close_fd = [fd] { close(fd); };
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  // Listening, since a socket that is bound with this option does not keep others from binding.
+  if (bind(fd, address->ai_addr, address->ai_addrlen) != 0 || listen(fd, 1) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen at ", host, ":", port, ": ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
 
 // Blocks the signals that end the cluster; Next() returns one that came, or nothing.
 class StopSignals {
@@ -282,6 +309,11 @@ int RunUp(int argc, const char* const* argv) {
   std::error_code error;
   if (const auto folder = std::filesystem::absolute(config.model, error); !error) {
     config.model = folder.lexically_normal().string();
+  }
+
+  if (const absl::Status free = CheckAddress(config.host, config.port); !free.ok()) {
+    std::fprintf(stderr, "lynx up: %s\n", std::string(free.message()).c_str());
+    return absl::IsInvalidArgument(free) ? 2 : 1;
   }
 
   // Other variables are for the nodes too; this file holds keys of this command alone.

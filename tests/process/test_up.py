@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -68,6 +69,16 @@ def test_a_killed_cluster_leaves_nothing_for_long(tmp_path):
     assert len(list(first.scratch.iterdir())) == 2, "those of the two that run"
     assert second.end(signal.SIGTERM) == 0 and third.end(signal.SIGTERM) == 0
     assert not list(first.scratch.iterdir())
+
+
+def test_an_address_that_cannot_be_listened_at_is_told_before_weights_are_read():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for arguments, status, text in ((("--port", str(taken.getsockname()[1])), 1, "Address already in use"),
+                                        (("--host", "localhost"), 2, "'localhost' is not an IP address"),
+                                        (("--host", "192.0.2.1"), 1, "cannot listen at 192.0.2.1:")):
+            done = subprocess.run([BIN / "lynx", "up", "--model", MODEL, *arguments], capture_output=True, text=True, timeout=60)
+            assert done.returncode == status and text in done.stderr, done.stderr
+            assert "model loaded" not in done.stderr
 
 
 def test_chat_and_up_do_not_share_a_variable_of_two_meanings(tmp_path):
