@@ -97,10 +97,14 @@ bool ChildProcess::Stop(absl::Duration grace) {
   return WIFEXITED(wait_status_) && WEXITSTATUS(wait_status_) == 0;
 }
 
-std::string ProgramDirectory() {
+std::string ProgramPath() {
   std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? std::string(".") : self.parent_path().string();
+  return std::filesystem::read_symlink("/proc/self/exe", error).string();
+}
+
+std::string ProgramDirectory() {
+  const std::filesystem::path self = ProgramPath();
+  return self.empty() ? std::string(".") : self.parent_path().string();
 }
 
 }  // namespace lynx

@@ -51,6 +51,9 @@ class ChildProcess {
   int wait_status_ = 0;
 };
 
+// The running program's file; empty where that is not known.
+std::string ProgramPath();
+
 // Directory of the running program: its sibling binaries lie there.
 std::string ProgramDirectory();
 

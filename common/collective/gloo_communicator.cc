@@ -23,6 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/status_macros.h"
+#include "common/collective/missing_ranks.h"
 
 namespace lynx::collective {
 namespace {
@@ -42,7 +43,12 @@ class GlooStore final : public gloo::rendezvous::Store {
   }
   std::vector<char> get(const std::string& key) override {
     const absl::StatusOr<std::string> value = rendezvous_.Get(Key(key), deadline_ - absl::Now());
-    Keep(absl::IsDeadlineExceeded(value.status()) ? MissingRanks() : value.status());
+    Keep(absl::IsDeadlineExceeded(value.status())
+             ? absl::DeadlineExceededError(
+                   // As Gloo names them.
+                   absl::StrCat("ranks that did not come in time: ",
+                                MissingRanks(rendezvous_, Key("rank_"), size_)))
+             : value.status());
     return {value->begin(), value->end()};
   }
   void wait(const std::vector<std::string>& keys) override {
@@ -53,18 +59,7 @@ class GlooStore final : public gloo::rendezvous::Store {
   const absl::Status& failure() const { return failure_; }
 
  private:
-  static std::string Key(const std::string& rank) { return absl::StrCat("collective/", rank); }
-
-  absl::Status MissingRanks() {
-    std::vector<int> missing;
-    for (int rank = 0; rank < size_; ++rank) {
-      // As Gloo names them.
-      const auto came = rendezvous_.Get(Key(absl::StrCat("rank_", rank)), absl::ZeroDuration());
-      if (!came.ok()) missing.push_back(rank);
-    }
-    return absl::DeadlineExceededError(
-        absl::StrCat("ranks that did not come in time: ", absl::StrJoin(missing, ", ")));
-  }
+  static std::string Key(const std::string& name) { return absl::StrCat("collective/", name); }
 
   void Keep(absl::Status status) {
     if (status.ok()) return;

@@ -219,27 +219,10 @@ class RankGroup::Impl final : public Rendezvous {
     return reports;
   }
 
-  void Fail(absl::Status why) LYNX_EXCLUDES(mu_) {
-    {
-      MutexLock lock(mu_);
-      if (!failure_.ok()) return;
-      leave_body_ = EncodeStatus(why);
-      failure_ = std::move(why);
-      changed_.NotifyAll();
-    }
-    Wake();
-  }
+  void Fail(const absl::Status& why) { End(why, why, /*left=*/false); }
 
-  void Leave(const absl::Status& why) LYNX_EXCLUDES(mu_) {
-    {
-      MutexLock lock(mu_);
-      if (!failure_.ok()) return;
-      left_ = true;
-      failure_ = why.ok() ? absl::CancelledError("this rank has left") : why;
-      leave_body_ = EncodeStatus(why);
-      changed_.NotifyAll();
-    }
-    Wake();
+  void Leave(const absl::Status& why) {
+    End(why.ok() ? absl::CancelledError("this rank has left") : why, why, /*left=*/true);
   }
 
  private:
@@ -254,6 +237,19 @@ class RankGroup::Impl final : public Rendezvous {
   absl::Status failure() const LYNX_EXCLUDES(mu_) {
     MutexLock lock(mu_);
     return failure_;
+  }
+
+  // Calls fail with `failure` from now on; the others are told `why`.
+  void End(const absl::Status& failure, const absl::Status& why, bool left) LYNX_EXCLUDES(mu_) {
+    {
+      MutexLock lock(mu_);
+      if (!failure_.ok()) return;
+      left_ = left;
+      failure_ = failure;
+      leave_body_ = EncodeStatus(why);
+      changed_.NotifyAll();
+    }
+    Wake();
   }
 
   template <typename IsMissing>
@@ -466,13 +462,13 @@ class RankGroup::Impl final : public Rendezvous {
       Fail(why.ok() ? absl::CancelledError("the leader has ended") : why);
       return;
     }
-    MutexLock lock(mu_);
-    if (!joined_ || !failure_.ok()) return;  // Its connection closes, too.
-    failure_ = absl::Status(why.ok() ? absl::StatusCode::kUnavailable : why.code(),
-                            absl::StrCat("rank ", c.rank, " has ended: ",
-                                         why.ok() ? "it was told to" : std::string(why.message())));
-    leave_body_ = EncodeStatus(failure_);
-    changed_.NotifyAll();
+    {
+      MutexLock lock(mu_);
+      if (!joined_) return;  // Its connection closes, too.
+    }
+    Fail(absl::Status(why.ok() ? absl::StatusCode::kUnavailable : why.code(),
+                      absl::StrCat("rank ", c.rank, " has ended: ",
+                                   why.ok() ? "it was told to" : std::string(why.message()))));
   }
 
   absl::Status OnHello(Connection& c, const Frame& frame) LYNX_EXCLUDES(mu_) {

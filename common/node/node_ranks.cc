@@ -128,8 +128,8 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
     std::unique_ptr<model::ModelRunner> own) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<std::string> reports, group_->Reports());
   const model::ModelSpec& spec = own->spec();
-  kv::KvLayout whole = own->kv().layout();
-  if (whole.kind == kv::KvKind::kGroupedHeads) whole.kv_heads = spec.kv_heads;
+  const DType kv_dtype = own->kv().layout().dtype;
+  const kv::KvLayout whole = model::KvLayoutOf(spec, kv_dtype);
   std::vector<kv::KvShards::Shard> shards = {{&own->kv(), 0}};
   std::vector<std::unique_ptr<kv::KvArena>> others;
   const std::vector<std::string> wanted = absl::StrSplit(Report(*own), '\n');
@@ -143,19 +143,17 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
     }
     const model::RankShard shard =
         model::ShardOf(spec, options_.layout, static_cast<int32_t>(rank));
-    kv::KvLayout layout = whole;
-    int32_t first_head = 0;
-    if (whole.kind == kv::KvKind::kGroupedHeads) {
-      layout.kv_heads = shard.kv_heads.size();
-      first_head = shard.kv_heads.begin;
-    }
-    auto arena = kv::KvArena::Attach(report.back(), layout, own->kv().blocks());
+    auto arena = kv::KvArena::Attach(report.back(),
+                                     model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype),
+                                     own->kv().blocks());
     if (!arena.ok()) {
       return absl::Status(arena.status().code(),
                           absl::StrCat("rank ", rank, ": ", std::string(arena.status().message()),
                                        "; the ranks of a node have to share one host"));
     }
-    shards.push_back({arena->get(), first_head});
+    // Latents every rank holds whole.
+    const bool by_head = whole.kind == kv::KvKind::kGroupedHeads;
+    shards.push_back({arena->get(), by_head ? shard.kv_heads.begin : 0});
     others.push_back(*std::move(arena));
   }
   LYNX_ASSIGN_OR_RETURN(kv::KvShards all, kv::KvShards::Create(whole, std::move(shards)));

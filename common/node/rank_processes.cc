@@ -3,9 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -46,8 +44,7 @@ absl::StatusOr<RankProcesses> RankProcesses::Start(const config::FlagSet& flags,
   // Each rank's own, or the leader's alone.
   static const std::set<std::string> kOwn = {"rank", "leader",  "threads", "cpus",
                                              "http", "control", "announce"};
-  std::error_code error;
-  std::vector<std::string> same = {std::filesystem::read_symlink("/proc/self/exe", error).string()};
+  std::vector<std::string> same = {ProgramPath()};
   for (const auto& [name, value] : flags.Values()) {
     if (!kOwn.contains(name) && !value.empty())
       same.push_back(absl::StrCat("--", name, "=", value));

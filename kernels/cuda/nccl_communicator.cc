@@ -4,12 +4,11 @@
 #include <cstring>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/base/status_macros.h"
+#include "common/collective/missing_ranks.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace lynx::cuda {
@@ -27,17 +26,14 @@ absl::Status NcclStatus(ncclResult_t result, ncclComm_t comm, const char* doing)
                                              *more == '\0' ? "" : "; ", more));
 }
 
-std::string RankKey(int rank) { return absl::StrCat("collective/nccl_rank_", rank); }
+constexpr char kRankKey[] = "collective/nccl_rank_";
 constexpr char kIdKey[] = "collective/nccl_id";
 
-absl::Status MissingRanks(int size, collective::Rendezvous& rendezvous) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) {
-    if (!rendezvous.Get(RankKey(rank), absl::ZeroDuration()).ok()) missing.push_back(rank);
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "ranks that did not come in time: ",
-      missing.empty() ? "none, but NCCL did not connect" : absl::StrJoin(missing, ", ")));
+absl::Status TooLate(int size, collective::Rendezvous& rendezvous) {
+  const std::string missing = collective::MissingRanks(rendezvous, kRankKey, size);
+  return absl::DeadlineExceededError(
+      absl::StrCat("ranks that did not come in time: ",
+                   missing.empty() ? "none, but NCCL did not connect" : missing));
 }
 
 }  // namespace
@@ -81,14 +77,14 @@ absl::Status NcclCommunicator::Start(collective::Rendezvous& rendezvous) {
       CudaStatus(cudaSetDevice(options_.device), absl::StrCat("taking GPU ", options_.device)));
   LYNX_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
-  LYNX_RETURN_IF_ERROR(rendezvous.Put(RankKey(rank()), ""));
+  LYNX_RETURN_IF_ERROR(rendezvous.Put(absl::StrCat(kRankKey, rank()), ""));
   ncclUniqueId id;
   if (rank() == 0) {
     LYNX_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), nullptr, "making an id"));
     LYNX_RETURN_IF_ERROR(rendezvous.Put(kIdKey, std::string(id.internal, sizeof id.internal)));
   } else {
     const absl::StatusOr<std::string> text = rendezvous.Get(kIdKey, deadline - absl::Now());
-    if (absl::IsDeadlineExceeded(text.status())) return MissingRanks(size(), rendezvous);
+    if (absl::IsDeadlineExceeded(text.status())) return TooLate(size(), rendezvous);
     LYNX_RETURN_IF_ERROR(text.status());
     if (text->size() != sizeof id.internal) {
       return absl::UnavailableError("rank 0 has another version of NCCL: its id has another size");
@@ -101,7 +97,7 @@ absl::Status NcclCommunicator::Start(collective::Rendezvous& rendezvous) {
   LYNX_RETURN_IF_ERROR(
       NcclStatus(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), comm_, "connecting"));
   const absl::Status status = WaitForNccl(deadline);
-  return absl::IsDeadlineExceeded(status) ? MissingRanks(size(), rendezvous) : status;
+  return absl::IsDeadlineExceeded(status) ? TooLate(size(), rendezvous) : status;
 }
 
 absl::Status NcclCommunicator::StillWaiting(absl::Time deadline) const {
