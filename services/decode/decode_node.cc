@@ -382,14 +382,13 @@ void DecodeNode::SwapOut(Stream& stream) {
   const engine::Sequence& sequence = *stream.sequence;
   const kv::KvShards shards = engine_.runner().shards();
   const int32_t position = sequence.computed_tokens();
-  int64_t space = options_.swap_space - kv::SwappedKv::BytesOf(shards.layout(), position);
+  const int64_t bytes = kv::SwappedKv::BytesOf(shards.layout(), position);
+  int64_t space = options_.swap_space - bytes;
   for (const auto& [id, other] : streams_) {
     if (other.swapped.has_value()) space -= other.swapped->bytes();
   }
   if (position == 0 || space < 0) return;
-  if (!stream.foreign_prompt &&
-      !swap_cost_.CopyIsCheaper(step_time_.Get(), kv::SwappedKv::BytesOf(shards.layout(), position),
-                                position)) {
+  if (!stream.foreign_prompt && !swap_cost_.CopyIsCheaper(step_time_.Get(), bytes, position)) {
     return;
   }
   const absl::Time began = loop_.Now();
@@ -398,7 +397,7 @@ void DecodeNode::SwapOut(Stream& stream) {
   metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
 }
 
-void DecodeNode::SwapIn(Stream& stream) {
+int32_t DecodeNode::SwapIn(Stream& stream) {
   engine::Sequence& sequence = *stream.sequence;
   kv::BlockPool& pool = engine_.pool();
   const kv::KvGroups& groups = pool.groups();
@@ -425,44 +424,40 @@ void DecodeNode::SwapIn(Stream& stream) {
   stream.swapped->Restore(engine_.runner().shards(), table, held_blocks);
   sequence.AdoptKv(std::move(table), position);
   stream.swapped.reset();
+  return position;
+}
+
+int32_t DecodeNode::TakePrefix(Stream& stream, int64_t free_blocks) {
+  stream.exact_tokens = kAllExact;  // Recomputed rows are.
+  if (!prefixes_.has_value()) return 0;
+  engine::Sequence& sequence = *stream.sequence;
+  const kv::BlockPool& pool = engine_.pool();
+  const int32_t free = pool.free_blocks();
+  kv::PrefixCache::Found found =
+      prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
+  if (found.blocks.empty()) return 0;
+  const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
+  // As ReserveBlocks() will lease.
+  const int64_t missing = pool.groups().MostBlocks(static_cast<int64_t>(sequence.tokens().size()),
+                                                   options_.scheduler.step_rows) +
+                          found.blocks.shared_in_windows() - found.blocks.held_blocks();
+  if (free - pool.free_blocks() + std::max<int64_t>(missing, 0) > free_blocks) return 0;
+  if (found.exact_tokens < held) stream.exact_tokens = found.exact_tokens;
+  sequence.AdoptKv(std::move(found.blocks), held);
+  return held;
 }
 
 DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_blocks) {
   Stream& stream = streams_.at(id);
   engine::Sequence& sequence = *stream.sequence;
   kv::BlockPool& pool = engine_.pool();
-  const auto tokens = static_cast<int64_t>(sequence.tokens().size());
-  const int32_t step_rows = options_.scheduler.step_rows;
   const int32_t free = pool.free_blocks();
-  Resumed resumed;
-  if (stream.swapped.has_value()) {
-    resumed.tokens = stream.swapped->position();
-    SwapIn(stream);
-    const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
-    LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
-    resumed.taken = free - pool.free_blocks();
-    return resumed;
-  }
-  stream.exact_tokens = kAllExact;  // Recomputed rows are.
-  if (prefixes_.has_value()) {
-    kv::PrefixCache::Found found =
-        prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
-    if (!found.blocks.empty()) {
-      const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
-      // As ReserveBlocks() will lease.
-      const int64_t missing = pool.groups().MostBlocks(tokens, step_rows) +
-                              found.blocks.shared_in_windows() - found.blocks.held_blocks();
-      if (free - pool.free_blocks() + std::max<int64_t>(missing, 0) <= free_blocks) {
-        if (found.exact_tokens < held) stream.exact_tokens = found.exact_tokens;
-        sequence.AdoptKv(std::move(found.blocks), held);
-        resumed.tokens = held;
-      }
-    }
-  }
-  const absl::Status reserved = sequence.ReserveBlocks(pool, tokens, step_rows);
+  const int32_t back =
+      stream.swapped.has_value() ? SwapIn(stream) : TakePrefix(stream, free_blocks);
+  const absl::Status reserved = sequence.ReserveBlocks(
+      pool, static_cast<int64_t>(sequence.tokens().size()), options_.scheduler.step_rows);
   LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
-  resumed.taken = free - pool.free_blocks();
-  return resumed;
+  return {.tokens = back, .taken = free - pool.free_blocks()};
 }
 
 void DecodeNode::KeepPrefix(const Stream& stream) {

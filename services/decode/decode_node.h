@@ -107,8 +107,11 @@ class DecodeNode final : private node::NodeControl::Delegate,
   Resumed Resume(SequenceId id, int64_t free_blocks) override;
   // Copies what a sequence holds that is about to lose it, if that is worth it.
   void SwapOut(Stream& stream);
-  // Gives a sequence that holds nothing what it held, in blocks of its own or shared ones.
-  void SwapIn(Stream& stream);
+  // Give a sequence that holds nothing KV of its first tokens; how many. Its copy, in blocks of its
+  // own or shared ones:
+  int32_t SwapIn(Stream& stream);
+  // What the prefix cache has, if it then still fits into `free_blocks`:
+  int32_t TakePrefix(Stream& stream, int64_t free_blocks);
   void OnStepDone();
   // Whether sequences that asked for this may be given KV that lossy plans have touched.
   bool MayBeLossy(const std::optional<moe::Policy>& asked) const;
