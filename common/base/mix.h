@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace lynx {
 
@@ -14,6 +15,12 @@ constexpr uint64_t SplitMix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
+}
+
+// Continues `hash` with the bytes of a text.
+constexpr uint64_t SplitMixText(uint64_t hash, std::string_view text) {
+  for (const char c : text) hash = SplitMix(hash ^ static_cast<unsigned char>(c));
+  return hash;
 }
 
 }  // namespace lynx

@@ -4,11 +4,7 @@
 #include "common/base/mix.h"
 
 namespace lynx::kv {
-PrefixHash RootPrefix(std::string_view salt) {
-  uint64_t hash = SplitMix(salt.size());
-  for (const char c : salt) hash = SplitMix(hash ^ static_cast<unsigned char>(c));
-  return hash;
-}
+PrefixHash RootPrefix(std::string_view salt) { return SplitMixText(SplitMix(salt.size()), salt); }
 
 PrefixHash NextPrefix(PrefixHash before, std::span<const TokenId> tokens) {
   LYNX_CHECK(tokens.size() == kBlockTokens);

@@ -84,6 +84,13 @@ absl::StatusOr<std::vector<int32_t>> LoadStopTokenIds(const std::filesystem::pat
   return std::vector<int32_t>(ids.begin(), ids.end());
 }
 
+absl::Status CheckVocabulary(const Tokenizer& tokenizer, int32_t vocab_size) {
+  const int32_t ids = tokenizer.vocab_size();
+  if (ids <= vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tokenizer.json has ids up to ", ids - 1,
+                                                 "; vocab_size of config.json is ", vocab_size));
+}
+
 absl::StatusOr<GenerationDefaults> LoadGenerationDefaults(const std::filesystem::path& model_dir) {
   const std::string path = (model_dir / "generation_config.json").string();
   LYNX_ASSIGN_OR_RETURN(const Json root, ReadOptional(path));

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/text/tokenizer.h"
 
@@ -19,6 +20,9 @@ namespace lynx::text {
 // InvalidArgument names the file and the place.
 absl::StatusOr<std::vector<int32_t>> LoadStopTokenIds(const std::filesystem::path& model_dir,
                                                       const Tokenizer& tokenizer);
+
+// InvalidArgument: the tokenizer has more ids than the model, whose config.json says `vocab_size`.
+absl::Status CheckVocabulary(const Tokenizer& tokenizer, int32_t vocab_size);
 
 // Sampling values of generation_config.json; what the file leaves out is empty.
 struct GenerationDefaults {

@@ -54,10 +54,9 @@ absl::StatusOr<Model> LoadModel(const RouterConfig& config) {
   Model model;
   LYNX_ASSIGN_OR_RETURN(model.info, LoadModelInfo(config.model));
   LYNX_ASSIGN_OR_RETURN(model.tokenizer, text::Tokenizer::Load(config.model));
-  if (const int32_t ids = model.tokenizer->vocab_size(); ids > model.info.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(config.model, "/tokenizer.json has ids up to ",
-                                                   ids - 1, "; vocab_size of config.json is ",
-                                                   model.info.vocab_size));
+  if (absl::Status fits = text::CheckVocabulary(*model.tokenizer, model.info.vocab_size);
+      !fits.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(config.model, "/", std::string(fits.message())));
   }
   auto chat_template = text::ChatTemplate::Load(config.model);
   if (chat_template.ok()) {

@@ -39,9 +39,8 @@ class RankCounts {
   RankCounts(const RouterInput& input, Workspace& workspace)
       : ranks_(input.expert_ranks),
         counts_(std::span(workspace.rank_counts).first(static_cast<size_t>(input.ranks))) {
-    Clear();
+    std::ranges::fill(counts_, 0);
   }
-  void Clear() { std::ranges::fill(counts_, 0); }
   void Add(int32_t expert) { ++Of(expert); }
   int32_t& Of(int32_t expert) {
     return counts_[static_cast<size_t>(ranks_[static_cast<size_t>(expert)])];

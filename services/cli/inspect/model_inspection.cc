@@ -167,11 +167,9 @@ class Inspector {
     }
     const auto tokenizer = text::Tokenizer::Load(folder);
     if (!tokenizer.ok()) return Add(tokenizer.status());
-    const int32_t ids = (*tokenizer)->vocab_size();
-    if (found_.spec.has_value() && ids > found_.spec->vocab_size) {
-      found_.problems.push_back(absl::StrCat("tokenizer.json has ids up to ", ids - 1,
-                                             "; vocab_size of config.json is ",
-                                             found_.spec->vocab_size));
+    if (found_.spec.has_value()) {
+      const absl::Status fits = text::CheckVocabulary(**tokenizer, found_.spec->vocab_size);
+      if (!fits.ok()) Add(fits);
     }
     const auto stop_ids = text::LoadStopTokenIds(folder, **tokenizer);
     if (!stop_ids.ok()) {

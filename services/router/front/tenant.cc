@@ -8,8 +8,7 @@ namespace lynx::router {
 namespace {
 
 TenantId Hash(std::string_view text) {
-  uint64_t hash = 0;
-  for (const char c : text) hash = SplitMix(hash ^ static_cast<unsigned char>(c));
+  const uint64_t hash = SplitMixText(0, text);
   return hash == 0 ? 1 : hash;
 }
 
