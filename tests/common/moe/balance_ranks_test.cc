@@ -17,7 +17,7 @@ using Kind = Policy::Kind;
 using lynx::testing::ForTestSize;
 using ::testing::ElementsAre;
 
-int Rounds() { return ForTestSize(60, 1000, 10000); }
+int Rounds() { return ForTestSize(200, 1000, 10000); }
 
 // Ranks of equal size, or experts at random.
 void DrawRanks(Draw& draw, Batch& batch) {
@@ -63,7 +63,8 @@ TEST(BalanceRanksTest, FullestRankHasNoMoreAndRowsKeepEnough) {
         << said;
     lower += plan.stats.rank_experts < inner.stats.rank_experts ? 1 : 0;
   }
-  EXPECT_GT(lower, Rounds() / 10);
+  // About one draw in six.
+  EXPECT_GT(lower, Rounds() / 50) << "hardly anything was balanced, so this shows nothing";
 }
 
 TEST(BalanceRanksTest, RowsKeepWhatTheirFloorOfTheInnerPlanWas) {
