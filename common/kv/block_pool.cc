@@ -65,9 +65,15 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Take(int64_t blocks) {
           blocks, " blocks asked, ", static_cast<int64_t>(free_.size()) + idle_, " free"));
     }
     missing = blocks - static_cast<int64_t>(free_.size());
+    if (missing <= 0) return TakeFree(blocks);
   }
-  if (missing > 0) reclaimer_->Reclaim(missing);
+  // With a cache nobody else acquires meanwhile.
+  reclaimer_->Reclaim(missing);
   MutexLock lock(mu_);
+  return TakeFree(blocks);
+}
+
+std::vector<BlockId> BlockPool::TakeFree(int64_t blocks) {
   LYNX_CHECK(blocks <= static_cast<int64_t>(free_.size()));
   std::vector<BlockId> taken(free_.rbegin(), free_.rbegin() + blocks);
   free_.resize(free_.size() - static_cast<size_t>(blocks));

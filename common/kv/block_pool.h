@@ -94,6 +94,7 @@ class BlockPool {
   friend class BlockTable;
   friend class PrefixCache;
   absl::StatusOr<std::vector<BlockId>> Take(int64_t blocks) LYNX_EXCLUDES(mu_);
+  std::vector<BlockId> TakeFree(int64_t blocks) LYNX_REQUIRES(mu_);
   void Release(std::span<const BlockId> blocks) LYNX_EXCLUDES(mu_);
 
   // kNoBlock is skipped in all of these.
