@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "common/concurrency/event_loop.h"
 #include "common/kv/prefix_hash.h"
 #include "services/router/admission/admission_queue.h"
@@ -143,7 +144,7 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   ReleaseWatch releases_;
   std::unordered_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::unordered_map<uint64_t, std::pair<SequenceId, Entry*>> wires_;
-  std::unordered_map<NodeId, std::set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.
+  std::unordered_map<NodeId, absl::btree_set<uint64_t>> at_decode_;  // Wire ids, for heartbeats.
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;
   // Nodes that refused work for now: asked again after their next heartbeat, or when a sequence of
   // ours leaves them.
