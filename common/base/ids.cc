@@ -8,7 +8,7 @@
 namespace lynx {
 
 uint64_t RandomId() {
-  // Not std::random_device: some of libstdc++'s ask the CPU, which takes 20 us in a virtual machine.
+  // std::random_device may ask the CPU, which takes 20 us in a virtual machine.
   uint64_t id = 0;
   while (id == 0) {
     const ssize_t got = getrandom(&id, sizeof(id), /*flags=*/0);
