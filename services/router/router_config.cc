@@ -122,7 +122,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
   flags.AddChoice(
       "placement", &config.placement, PlacementNames(),
       "how nodes are chosen for a sequence; slo-aware by predicted times, prefix-aware by "
-      "these and by where prompts that begin alike went");
+      "these and by where prompts that begin alike went, expert-affinity (experimental) by "
+      "times and by where prompts of like tokens went");
   flags.AddDuration("slo-ttft", &config.slo_ttft, {absl::ZeroDuration(), absl::Hours(24)},
                     "time to the first token that slo-aware placement aims at; 0: none");
   flags.AddDuration("slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},

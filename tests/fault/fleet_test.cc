@@ -1,6 +1,7 @@
 #include <memory>
 
 #include "gtest/gtest.h"
+#include "services/router/placement/expert_affinity.h"
 #include "services/router/placement/least_load.h"
 #include "services/router/placement/prefix_aware.h"
 #include "tests/support/fleet_trial.h"
@@ -115,6 +116,28 @@ TEST(FleetTest, PrefixAwarePlacementSharesMoreAndChangesNoAnswer) {
   EXPECT_GT(blind.cached_tokens, 0);
   EXPECT_GT(aware.cached_tokens, blind.cached_tokens);
   EXPECT_GT(aware.held_tokens, blind.held_tokens);
+}
+
+TEST(FleetTest, ExpertAffinityPlacementEndsEveryRequestOnceAndReplaysASeed) {
+  const auto run = [](uint64_t seed) {
+    FleetOptions options = SmallFleet(seed);
+    options.cluster.make_placement = [] { return std::make_unique<router::ExpertAffinity>(); };
+    return RunFleet(options,
+                    MakeConversations({.seed = seed, .requests = 300, .requests_per_second = 60}));
+  };
+  const int seeds = testing::ForTestSize(3, 20, 100);
+  for (int seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const FleetResult result = run(static_cast<uint64_t>(seed));
+    EXPECT_EQ(result.failed, 0);
+    EXPECT_EQ(result.wrong, 0);
+    EXPECT_EQ(result.refused, 0);
+    EXPECT_EQ(result.finished + result.cancelled, 300);
+    EXPECT_TRUE(result.idle);
+    if (seed == 1) {
+      EXPECT_EQ(run(1).digest, result.digest);
+    }
+  }
 }
 
 TEST(FleetTest, ARunIsAPureFunctionOfItsSeed) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "absl/time/time.h"
+#include "common/base/dtype.h"
 #include "common/base/step_time.h"
 #include "services/router/membership/node_table.h"
 
@@ -13,7 +14,8 @@ namespace lynx::router {
 // What a policy may look at when it places one sequence.
 struct PlacementRequest {
   int64_t prompt_tokens = 0;
-  int32_t blocks_now = 0;  // KV blocks decode must have free to take the hand-off.
+  std::span<const TokenId> prompt = {};  // Of all tokens, for who looks at them.
+  int32_t blocks_now = 0;                // KV blocks decode must have free to take the hand-off.
   // What is left of the time to the first token, and the time per further token, that the sequence
   // is to keep; infinite: no limit.
   absl::Duration ttft_left = absl::InfiniteDuration();

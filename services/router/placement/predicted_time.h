@@ -42,4 +42,10 @@ inline absl::Duration TokenTime(const DecodeCandidate& c) {
   return c.step_time.Step(limit) * sequences / limit;
 }
 
+// A whole answer there, of the usual length, after what of the prompt's KV is not held has come.
+inline absl::Duration AnswerTime(const DecodeCandidate& c, const PlacementRequest& request) {
+  return TokenTime(c) * request.answer_tokens +
+         request.transfer_per_token * (request.prompt_tokens - c.held_tokens);
+}
+
 }  // namespace lynx::router

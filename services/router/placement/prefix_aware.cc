@@ -19,15 +19,11 @@ std::optional<NodeId> PrefixAware::PickDecode(std::span<const DecodeCandidate> c
                                               const PlacementRequest& request) {
   const std::vector<DecodeCandidate> roomy = WithRoom(candidates, request);
   if (roomy.empty()) return std::nullopt;
-  const auto cost = [&](const DecodeCandidate& c) {
-    return TokenTime(c) * request.answer_tokens +
-           request.transfer_per_token * (request.prompt_tokens - c.held_tokens);
-  };
   absl::Duration least = absl::InfiniteDuration();
-  for (const DecodeCandidate& c : roomy) least = std::min(least, cost(c));
+  for (const DecodeCandidate& c : roomy) least = std::min(least, AnswerTime(c, request));
   std::vector<DecodeCandidate> good;
   for (const DecodeCandidate& c : roomy) {
-    if (cost(c) <= least * kAboutAsGood) good.push_back(c);
+    if (AnswerTime(c, request) <= least * kAboutAsGood) good.push_back(c);
   }
   const DecodeCandidate* best =
       Lowest(std::span<const DecodeCandidate>(good), last_decode_, [](const DecodeCandidate& c) {

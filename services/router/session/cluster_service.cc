@@ -360,6 +360,7 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
 PlacementRequest ClusterService::Placement(const Entry& entry) const {
   const SequenceRequest& request = entry.session.request();
   return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
+          .prompt = request.prompt,
           .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
           .tpot_limit = options_.slo_tpot,
           .answer_tokens = answer_tokens_,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "services/router/placement/expert_affinity.h"
 #include "services/router/placement/least_load.h"
 #include "services/router/placement/prefix_aware.h"
 #include "services/router/placement/random_choice.h"
@@ -33,10 +34,11 @@ void Run(int requests) {
       {"round-robin", [] { return std::make_unique<router::RoundRobin>(); }},
       {"least-load", [] { return std::make_unique<router::LeastLoad>(); }},
       {"prefix-aware", [] { return std::make_unique<router::PrefixAware>(); }},
+      {"expert-affinity", [] { return std::make_unique<router::ExpertAffinity>(); }},
       {"slo-aware", [] { return std::make_unique<router::SloAware>(); }},
       {"refuse-late", [] { return std::make_unique<router::SloAware>(); }},
   };
-  std::printf("%-12s %9s %9s %9s %9s %9s %9s %9s %9s %9s %9s\n", "policy", "requests/s", "finished",
+  std::printf("%-15s %9s %9s %9s %9s %9s %9s %9s %9s %9s %9s\n", "policy", "requests/s", "finished",
               "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "met SLO", "cached", "held");
   for (const double rate : {400., 800., 1200., 1600.}) {
     const auto trace = testing::MakeConversations({.requests = requests,
@@ -58,7 +60,7 @@ void Run(int requests) {
       options.cluster.admission = {.max_in_flight = 100000, .max_queued = 100000};
       options.cluster.make_placement = make;
       const testing::FleetResult r = testing::RunFleet(options, trace);
-      std::printf("%-12s %9.0f %9d %9.3f %9.3f %9.4f %9.4f %9.1f %8.1f%% %8.1f%% %8.1f%%%s\n", name,
+      std::printf("%-15s %9.0f %9d %9.3f %9.3f %9.4f %9.4f %9.1f %8.1f%% %8.1f%% %8.1f%%%s\n", name,
                   rate, r.finished, Quantile(r.ttft, 0.5), Quantile(r.ttft, 0.99),
                   Quantile(r.tpot, 0.5), Quantile(r.tpot, 0.99), r.goodput(),
                   100.0 * r.met_slo / requests, Percent(r.cached_tokens, r.prompt_tokens),
