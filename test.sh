@@ -6,6 +6,7 @@
 #            asan     unit and integration tests under AddressSanitizer and UBSan
 #            tsan     tests of what runs on several threads, under ThreadSanitizer
 #            process  the real binaries, driven from outside
+#            deploy   what deploy/ ships, against the real binaries and programs
 #   --long   the long forms: more seeds, more rounds
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -13,7 +14,7 @@ cd "$(dirname "$0")"
 usage() { sed -n '2,/^set/p' test.sh | grep '^#' | cut -c3-; }
 
 # Minutes each stage may take in its short form, on two cores, with nothing cached.
-declare -A cap=([release]=16 [asan]=25 [tsan]=10 [process]=8)
+declare -A cap=([release]=16 [asan]=25 [tsan]=10 [process]=8 [deploy]=4)
 stages=()
 export LYNX_LONG=0
 while [ $# -gt 0 ]; do
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ ${#stages[@]} -gt 0 ] || stages=(release asan tsan process)
+[ ${#stages[@]} -gt 0 ] || stages=(release asan tsan process deploy)
 
 source tests/tools/setup.sh
 lynx_install test
@@ -55,6 +56,11 @@ stage_process() {
   build release all $strict
   lynx_venv
   .venv/bin/python -m pytest -q -p no:cacheprovider tests/process
+}
+stage_deploy() {
+  build release all $strict
+  lynx_venv
+  .venv/bin/python -m pytest -q -p no:cacheprovider tests/deploy
 }
 passed=0
 failed=0

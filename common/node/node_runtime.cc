@@ -181,6 +181,9 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
       config.served_model_name.empty() ? FolderName(config.model) : config.served_model_name;
   LYNX_RETURN_IF_ERROR(CheckModelName(runtime->model_name_));
 
+  telemetry::AddBuildInfo(
+      runtime->registry_, std::string(config::Version()),
+      std::string(kernels::Name(kernels::IsaNamed(config.isa).value_or(kernels::BestIsa()))));
   runtime->health_.AddTo(runtime->routes_);
   http::ServerOptions options;
   LYNX_ASSIGN_OR_RETURN(std::tie(options.address, options.port),
@@ -263,12 +266,6 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(int32_t 
   }
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
   registry_.AddGauge("lynx_node_ranks", "Ranks of the node, all of them alive.").Set(ranks.world());
-  registry_
-      .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
-                {{"version", std::string(config::Version())},
-                 {"isa", std::string(kernels::Name(
-                             kernels::IsaNamed(config_.isa).value_or(kernels::BestIsa())))}})
-      .Set(1);
   registry_
       .AddGauge("lynx_model_info", "Constant 1; the labels describe the model.",
                 {{"model_name", model_name_},

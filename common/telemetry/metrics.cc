@@ -61,6 +61,13 @@ Histogram Registry::AddHistogram(const std::string& name, const std::string& hel
       &family->Add(labels, prometheus::Histogram::BucketBoundaries(bounds.begin(), bounds.end())));
 }
 
+void AddBuildInfo(Registry& registry, const std::string& version, const std::string& isa) {
+  registry
+      .AddGauge("lynx_build_info", "Constant 1; the labels say what runs.",
+                {{"version", version}, {"isa", isa}})
+      .Set(1);
+}
+
 std::string Registry::Render() const {
   return prometheus::TextSerializer().Serialize(impl_->registry.Collect()) + RenderProcessMetrics();
 }

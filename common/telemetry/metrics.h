@@ -69,6 +69,10 @@ class Registry {
   std::unique_ptr<Impl> impl_;
 };
 
+// lynx_build_info, which is how dashboards and alerts find the processes there are: every process
+// has it from its start. `isa` is that of the kernels, "-" without any.
+void AddBuildInfo(Registry& registry, const std::string& version, const std::string& isa);
+
 // Content-Type that goes with Registry::Render().
 inline constexpr char kExpositionContentType[] = "text/plain; version=0.0.4; charset=utf-8";
 

@@ -110,6 +110,10 @@ NodeRegistry::Options RegistryOptions(const RouterConfig& config, const ModelInf
   return options;
 }
 
+absl::Duration SloLimit(absl::Duration option) {
+  return option == absl::ZeroDuration() ? absl::InfiniteDuration() : option;
+}
+
 ClusterService::Options ServiceOptions(const RouterConfig& config) {
   ClusterService::Options options;
   options.session.max_retries = config.max_retries;
@@ -123,11 +127,8 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   options.admission.max_queued = static_cast<size_t>(config.max_queued);
   options.grant_lease = config.grant_lease;
   options.max_duration = config.request_timeout;
-  const auto limit = [](absl::Duration slo) {
-    return slo == absl::ZeroDuration() ? absl::InfiniteDuration() : slo;
-  };
-  options.slo_ttft = limit(config.slo_ttft);
-  options.slo_tpot = limit(config.slo_tpot);
+  options.slo_ttft = SloLimit(config.slo_ttft);
+  options.slo_tpot = SloLimit(config.slo_tpot);
   options.refuse_late = config.refuse_late;
   if (config.refuse_late) {
     options.session.queue_timeout = std::min(config.queue_timeout, config.slo_ttft);
@@ -223,6 +224,7 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   // In this order, so that each outlives what borrows it; the loop's own part is destroyed on the
   // loop, at the end.
   telemetry::Registry metrics;
+  telemetry::AddBuildInfo(metrics, std::string(config::Version()), "-");
   ThreadEventLoop loop;
   http::HealthPages health(metrics, loop.clock());
   health.SetNotReady("cluster", "not connected to any node yet");
@@ -243,6 +245,7 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   front.system_fingerprint = absl::StrCat("lynx-", config.served_model_names.front());
   front.heartbeat_interval = config.stream_heartbeat;
   front.request_timeout = config.request_timeout;
+  front.slo = {.ttft = SloLimit(config.slo_ttft), .tpot = SloLimit(config.slo_tpot)};
   CompletionHandler handler(std::move(front), *model.tokenizer, model.chat_template.get(), *service,
                             loop, metrics);
   http::Routes routes(&handler);

@@ -124,10 +124,14 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
       "how nodes are chosen for a sequence; slo-aware by predicted times, prefix-aware by "
       "these and by where prompts that begin alike went, expert-affinity (experimental) by "
       "times and by where prompts of like tokens went");
-  flags.AddDuration("slo-ttft", &config.slo_ttft, {absl::ZeroDuration(), absl::Hours(24)},
-                    "time to the first token that slo-aware placement aims at; 0: none");
-  flags.AddDuration("slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},
-                    "time per further token that slo-aware placement aims at; 0: none");
+  flags.AddDuration(
+      "slo-ttft", &config.slo_ttft, {absl::ZeroDuration(), absl::Hours(24)},
+      "time to the first token that metrics count by and slo-aware placement aims at; "
+      "0: none");
+  flags.AddDuration(
+      "slo-tpot", &config.slo_tpot, {absl::ZeroDuration(), absl::Hours(1)},
+      "time per further token that metrics count by and slo-aware placement aims at; 0: "
+      "none");
   flags.AddBool("refuse-late", &config.refuse_late,
                 "refuse with 429 at once what is predicted to miss slo-ttft, and what still waits "
                 "for a node then");
@@ -176,15 +180,12 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
     config.served_model_names = {folder};
   }
   const bool limits = config.slo_ttft + config.slo_tpot > absl::ZeroDuration();
-  if (limits != (config.placement == "slo-aware")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--placement ", config.placement, " with --slo-ttft ",
-                     absl::FormatDuration(config.slo_ttft), " and --slo-tpot ",
-                     absl::FormatDuration(config.slo_tpot),
-                     ": these limits and --placement slo-aware go together"));
+  if (config.placement == "slo-aware" && !limits) {
+    return absl::InvalidArgumentError("--placement slo-aware needs --slo-ttft or --slo-tpot");
   }
-  if (config.refuse_late && config.slo_ttft == absl::ZeroDuration()) {
-    return absl::InvalidArgumentError("--refuse-late needs --slo-ttft");
+  if (config.refuse_late &&
+      (config.slo_ttft == absl::ZeroDuration() || config.placement != "slo-aware")) {
+    return absl::InvalidArgumentError("--refuse-late needs --slo-ttft and --placement slo-aware");
   }
   for (const std::string& name : config.served_model_names) {
     LYNX_RETURN_IF_ERROR(CheckModelName(name));

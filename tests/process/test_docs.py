@@ -6,19 +6,24 @@ from cluster import BIN, ROOT, fetch
 
 
 def families(process):
-    """{(name, type)} of what a process serves."""
+    """{(name, type, its labels)} of what a process serves."""
     status, text = fetch(process.url("/metrics"))
     assert status == 200, (process.name, status, text)
-    return set(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+    found = set()
+    for name, kind, lines in re.findall(r"^# TYPE (\w+) (\w+)\n((?:[^#].*\n)+)", text, re.M):
+        labels = set(re.findall(r'[{,](\w+)="', re.sub(r'"(?:[^"\\]|\\.)*"', '""', lines))) - {"le"}
+        found.add((name, kind, tuple(sorted(labels))))
+    return found
 
 
 def test_every_metric_is_on_the_page_and_the_other_way_round(cluster):
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M)
-    listed = {(name, kind, role) for name, kind, _, roles in rows for role in roles.split(", ")}
+    listed = {(name, kind, tuple(sorted(re.findall(r"\w+", labels))), role)
+              for name, kind, labels, roles in rows for role in roles.split(", ")}
     for process in cluster.processes():
         role = process.name.split("-")[0]
         served = families(process)
-        on_page = {(name, kind) for name, kind, of in listed if of == role}
+        on_page = {(name, kind, labels) for name, kind, labels, of in listed if of == role}
         assert served == on_page, (process.name, "not on the page", sorted(served - on_page),
                                    "not served", sorted(on_page - served))
 

@@ -78,7 +78,7 @@ CompletionHandler::CompletionHandler(FrontOptions options, const text::Tokenizer
       tokenizer_(tokenizer),
       chat_template_(chat_template),
       loop_(loop),
-      metrics_(registry, options_.limits.model_names),
+      metrics_(registry, options_.limits.model_names, options_.slo),
       context_{.tokenizer = tokenizer,
                .service = service,
                .loop = loop,

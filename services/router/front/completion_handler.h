@@ -31,6 +31,7 @@ struct FrontOptions {
   absl::Duration heartbeat_interval = absl::Seconds(5);
   // A request's whole time, from its arrival. Generous: it only bounds what nothing else does.
   absl::Duration request_timeout = absl::Hours(1);
+  SloTargets slo;  // For metrics alone.
 };
 
 // What a request gets that does not say otherwise.

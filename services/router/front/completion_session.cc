@@ -50,6 +50,12 @@ class CompletionSession::ChoiceSink final : public SequenceSink {
   }
   void OnEnd(const SequenceEnd& end) override { session.OnEnd(*this, end); }
 
+  // Between the first token and the last; zero when they are one.
+  absl::Duration TimePerOutputToken() const {
+    return output_tokens > 1 ? (last_token_at - first_token_at) / (output_tokens - 1)
+                             : absl::ZeroDuration();
+  }
+
   CompletionSession& session;
   const PreparedPrompt& prompt;
   Choice whole;  // The answer so far; only its index is used when streaming.
@@ -221,9 +227,7 @@ void CompletionSession::FinishChoice(ChoiceSink& choice, FinishReason reason) {
   choice.over = true;
   ++choices_over_;
   if (choice.output_tokens > 1) {
-    metrics_.time_per_output_token.Observe(
-        absl::ToDoubleSeconds(choice.last_token_at - choice.first_token_at) /
-        static_cast<double>(choice.output_tokens - 1));
+    metrics_.time_per_output_token.Observe(absl::ToDoubleSeconds(choice.TimePerOutputToken()));
   }
   CancelSequence(choice);
 }
@@ -382,6 +386,7 @@ void CompletionSession::Finish(int code, Outcome outcome, const absl::Status& st
     metrics_.request_output_tokens.Observe(static_cast<double>(usage.completion_tokens));
   }
   context_.metrics.CountRequest(metrics_, prepared_.request.api, code, outcome);
+  CountSlo(outcome, usage.completion_tokens);
   const telemetry::LogLevel level =
       outcome == Outcome::kServerError || outcome == Outcome::kStreamError
           ? telemetry::LogLevel::kError
@@ -395,6 +400,17 @@ void CompletionSession::Finish(int code, Outcome outcome, const absl::Status& st
                   {"output_tokens", absl::StrCat(usage.completion_tokens)},
                   {"seconds", absl::StrCat(absl::ToDoubleSeconds(took))}});
   context_.loop.Post(std::move(finished_));
+}
+
+void CompletionSession::CountSlo(Outcome outcome, int64_t output_tokens) {
+  if (outcome == Outcome::kClientError || outcome == Outcome::kCancelled) return;
+  if (outcome != Outcome::kOk) return context_.metrics.CountUnanswered(metrics_);
+  RequestTimes worst;
+  for (const auto& choice : choices_) {
+    worst.ttft = std::max(worst.ttft, choice->first_token_at - prepared_.received);
+    worst.tpot = std::max(worst.tpot, choice->TimePerOutputToken());
+  }
+  context_.metrics.CountAnswered(metrics_, worst, output_tokens);
 }
 
 Usage CompletionSession::TotalUsage() const {

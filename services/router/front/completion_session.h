@@ -103,6 +103,7 @@ class CompletionSession {
   void OnHeartbeat();
   void CancelSequence(ChoiceSink& choice);
   void Finish(int code, Outcome outcome, const absl::Status& status);
+  void CountSlo(Outcome outcome, int64_t output_tokens);
   Usage TotalUsage() const;
   http::Headers CommonHeaders() const;
 

@@ -42,7 +42,10 @@ constexpr std::pair<int, Outcome> kEnds[] = {
     {500, Outcome::kServerError}, {503, Outcome::kServerError},
     {504, Outcome::kServerError}};
 
-FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& name) {
+bool Has(absl::Duration target) { return target != absl::InfiniteDuration(); }
+
+FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& name,
+                              const SloTargets& targets) {
   const telemetry::Labels model = {{"model_name", name}};
   auto labels = [&](std::initializer_list<std::pair<const std::string, std::string>> more) {
     telemetry::Labels all = model;
@@ -60,6 +63,22 @@ FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& 
                                "prefill is all the time before the first token",
                                labels({{"phase", phase}}));
   };
+  auto slo_result = [&](const char* slo, const char* result) {
+    return registry.AddCounter(
+        "lynx_router_slo_requests_total",
+        "Answered, failed and refused requests by whether they kept the configured target",
+        labels({{"slo", slo}, {"result", result}}));
+  };
+  auto slo = [&](const char* name_of_slo) {
+    return FrontMetrics::SloCounters{.met = slo_result(name_of_slo, "met"),
+                                     .missed = slo_result(name_of_slo, "missed")};
+  };
+  for (const auto& [of, target] : {std::pair("ttft", targets.ttft), {"tpot", targets.tpot}}) {
+    registry
+        .AddGauge("lynx_router_slo_target_seconds", "The configured target; 0: none",
+                  labels({{"slo", of}}))
+        .Set(Has(target) ? absl::ToDoubleSeconds(target) : 0);
+  }
   FrontMetrics::Model result{
       .duration_streaming = duration("true"),
       .duration_whole = duration("false"),
@@ -91,7 +110,13 @@ FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& 
                                     "Requests accepted and not finished", model),
       .left_before_first_token = left("prefill"),
       .left_while_streaming = left("streaming"),
-      .requests = {}};
+      .requests = {},
+      .slo_ttft = slo("ttft"),
+      .slo_tpot = slo("tpot"),
+      .slo_all = slo("all"),
+      .goodput_tokens = registry.AddCounter(
+          "lynx_router_goodput_tokens_total",
+          "Output tokens of answered requests that kept every configured target", model)};
   for (Api api : {Api::kCompletions, Api::kChat}) {
     for (const auto& [code, outcome] : kEnds) {
       result.requests.emplace(
@@ -107,12 +132,14 @@ FrontMetrics::Model MakeModel(telemetry::Registry& registry, const std::string& 
 
 }  // namespace
 
-FrontMetrics::FrontMetrics(telemetry::Registry& registry, std::span<const std::string> model_names)
-    : tokenize_(registry.AddHistogram(kStageDurationName, kStageDurationHelp,
+FrontMetrics::FrontMetrics(telemetry::Registry& registry, std::span<const std::string> model_names,
+                           SloTargets targets)
+    : targets_(targets),
+      tokenize_(registry.AddHistogram(kStageDurationName, kStageDurationHelp,
                                       telemetry::kStageSeconds, {{"stage", "tokenize"}})) {
-  models_.emplace(kOther, MakeModel(registry, kOther));
+  models_.emplace(kOther, MakeModel(registry, kOther, targets_));
   for (const std::string& name : model_names) {
-    if (!models_.contains(name)) models_.emplace(name, MakeModel(registry, name));
+    if (!models_.contains(name)) models_.emplace(name, MakeModel(registry, name, targets_));
   }
 }
 
@@ -127,6 +154,25 @@ void FrontMetrics::CountRequest(Model& model, Api api, int code, Outcome outcome
   LYNX_CHECK_MSG(it != model.requests.end(),
                  absl::StrCat("no series for code ", code, " with outcome ", Name(outcome)));
   it->second.Increment();
+}
+
+void FrontMetrics::CountAnswered(Model& model, const RequestTimes& times, int64_t output_tokens) {
+  bool all = true;
+  const auto count = [&](SloCounters& slo, absl::Duration took, absl::Duration target) {
+    if (!Has(target)) return;
+    all = all && took <= target;
+    (took <= target ? slo.met : slo.missed).Increment();
+  };
+  count(model.slo_ttft, times.ttft, targets_.ttft);
+  count(model.slo_tpot, times.tpot, targets_.tpot);
+  (all ? model.slo_all.met : model.slo_all.missed).Increment();
+  if (all) model.goodput_tokens.Increment(static_cast<double>(output_tokens));
+}
+
+void FrontMetrics::CountUnanswered(Model& model) {
+  if (Has(targets_.ttft)) model.slo_ttft.missed.Increment();
+  if (Has(targets_.tpot)) model.slo_tpot.missed.Increment();
+  model.slo_all.missed.Increment();
 }
 
 Outcome OutcomeOf(int http_status, bool work_begun) {

@@ -57,7 +57,7 @@ TEST(RouterConfigTest, NamesWhatIsMissingOrAtOdds) {
   EXPECT_THAT(Parse({"--max-inflight", "0"}), StatusIs(kInvalid, HasSubstr("max-inflight")));
 }
 
-TEST(RouterConfigTest, LimitsOfTimeAndTheirPlacementGoTogether) {
+TEST(RouterConfigTest, PlacementByTimesNeedsLimits) {
   const auto with = [](std::vector<const char*> more) {
     std::vector<const char*> arguments = {"--model", "m", "--prefill", "a:1", "--decode", "b:1"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -66,8 +66,9 @@ TEST(RouterConfigTest, LimitsOfTimeAndTheirPlacementGoTogether) {
   EXPECT_THAT(with({"--placement", "round-robin"}), IsOk());
   EXPECT_THAT(with({"--placement", "slo-aware", "--slo-tpot", "50ms"}), IsOk());
   EXPECT_THAT(with({"--placement", "slo-aware"}), StatusIs(kInvalid, HasSubstr("--slo-ttft")));
-  EXPECT_THAT(with({"--slo-ttft", "2s"}),
-              StatusIs(kInvalid, AllOf(HasSubstr("least-load"), HasSubstr("--slo-ttft 2s"))));
+  EXPECT_THAT(with({"--slo-ttft", "2s", "--slo-tpot", "50ms"}), IsOk());
+  EXPECT_THAT(with({"--slo-ttft", "2s", "--refuse-late"}),
+              StatusIs(kInvalid, HasSubstr("--placement slo-aware")));
   EXPECT_THAT(with({"--placement", "slo-aware", "--slo-tpot", "50ms", "--refuse-late"}),
               StatusIs(kInvalid, HasSubstr("--slo-ttft")));
   EXPECT_THAT(with({"--placement", "fastest"}), StatusIs(kInvalid, HasSubstr("fastest")));

@@ -84,6 +84,7 @@ class CompletionHandlerTest : public ::testing::Test {
     options.limits.max_context_tokens = 2048;
     options.limits.end_token_ids = {kEndOfText, kImEnd};
     options.system_fingerprint = "fp_test";
+    options.slo = {.ttft = absl::Milliseconds(400), .tpot = absl::Milliseconds(60)};
     return options;
   }
 
@@ -1045,6 +1046,50 @@ TEST_F(CompletionHandlerTest, LatenciesAndTokensAreMeasured) {
       Metric(R"(lynx_router_request_duration_seconds_sum{model_name="tiny",streaming="true"})"),
       0.42, 1e-9);
   EXPECT_EQ(Metric(R"(lynx_router_stage_duration_seconds_count{stage="tokenize"})"), 1);
+}
+
+TEST_F(CompletionHandlerTest, TargetsAreCountedByTheWorstChoice) {
+  const auto count = [&](const char* slo, const char* result) {
+    return Metric(absl::StrCat(R"(lynx_router_slo_requests_total{model_name="tiny",result=")",
+                               result, R"(",slo=")", slo, "\"}"));
+  };
+  const auto counts = [&] {
+    std::vector<double> all;
+    for (const char* slo : {"ttft", "tpot", "all"}) {
+      for (const char* result : {"met", "missed"}) all.push_back(count(slo, result));
+    }
+    return all;
+  };
+  const std::string model = "{model_name=\"tiny\"}";
+  EXPECT_THAT(counts(), ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_NEAR(Metric(R"(lynx_router_slo_target_seconds{model_name="tiny",slo="ttft"})"), 0.4, 1e-9);
+
+  Chat();
+  loop_.Advance(absl::Milliseconds(400));
+  Speak(0, {TokenFor("A"), TokenFor("B")}, kLength);
+  EXPECT_THAT(counts(), ElementsAre(1, 0, 1, 0, 1, 0));
+  EXPECT_EQ(Metric("lynx_router_goodput_tokens_total" + model), 2);
+
+  Complete("\"a\"", R"("n":2)");
+  service_.First(1, TokenFor("A"));
+  service_.First(2, TokenFor("A"));
+  service_.End(1, kLength);
+  loop_.Advance(absl::Milliseconds(61));
+  service_.Tokens(2, ByteTokens("B"));
+  service_.End(2, kLength);
+  loop_.RunDue();
+  EXPECT_THAT(counts(), ElementsAre(2, 0, 1, 1, 1, 1));
+  EXPECT_EQ(Metric("lynx_router_goodput_tokens_total" + model), 2);
+
+  Chat();
+  service_.Fail(3, absl::UnavailableError("no node"));
+  loop_.RunDue();
+  EXPECT_THAT(counts(), ElementsAre(2, 1, 1, 2, 1, 2)) << "a failure misses everything";
+
+  Chat()->Leave();
+  loop_.RunDue();
+  Chat(R"("max_tokens":-1)");
+  EXPECT_THAT(counts(), ElementsAre(2, 1, 1, 2, 1, 2)) << "clients' own doing is left out";
 }
 
 TEST_F(CompletionHandlerTest, SeriesReadZeroBeforeTheFirstRequest) {
