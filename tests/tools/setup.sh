@@ -1,7 +1,7 @@
 # Sourced by demo.sh and test.sh: installs what is missing on a Debian 12 machine.
 #   lynx_install build|test       packages of the system
 #   lynx_build PRESET TARGET...   builds with what was configured
-#   lynx_venv                     Python packages of the process tests, in .venv
+#   lynx_venv                     Python packages of the process and deploy tests, in .venv
 # Asks the package manager only when something is missing.
 
 # A compiler cache filled by one checkout serves another.
@@ -44,10 +44,10 @@ lynx_build() {
 }
 
 lynx_venv() {
-  local stamp=.venv/requirements.txt
-  cmp -s tests/process/requirements.txt "$stamp" && return 0
+  local stamp=.venv/requirements.txt wanted=(tests/process/requirements.txt tests/deploy/requirements.txt)
+  cat "${wanted[@]}" | cmp -s - "$stamp" && return 0
   # The system's interpreter: another one on PATH may lack what its venv module needs.
   /usr/bin/python3 -m venv --clear .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check -r tests/process/requirements.txt
-  cp tests/process/requirements.txt "$stamp"
+  .venv/bin/pip install --quiet --disable-pip-version-check "${wanted[@]/#/--requirement=}"
+  cat "${wanted[@]}" >"$stamp"
 }
