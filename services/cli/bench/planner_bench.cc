@@ -25,6 +25,7 @@
 #include "services/cli/bench/arithmetic_rate.h"
 #include "services/cli/bench/bench_report.h"
 #include "services/cli/bench/model_shape.h"
+#include "services/cli/bench/placement_count.h"
 #include "services/cli/bench/quantile.h"
 #include "services/cli/bench/read_bandwidth.h"
 #include "services/cli/bench/router_traces.h"
@@ -44,6 +45,7 @@ struct PlannerBenchConfig {
   std::vector<std::string> shapes = {"64x8", "128x8", "160x6", "256x8"};
   std::vector<std::string> batch = {"1", "2", "4", "8", "16", "32", "64", "128", "256"};
   std::vector<std::string> ep;
+  std::vector<std::string> ep_spare = {"0", "1", "2"};
   int32_t samples = 400;
   int32_t threads = 0;
   bool layer = true;
@@ -181,6 +183,15 @@ RankRow CountOnRanks(const RouterTraces& traces, const moe::Policy& policy, cons
   return row;
 }
 
+// Experts of the rank that has most, by where the experts are.
+struct PlacementRow {
+  Shape shape;
+  int32_t batch = 0;
+  int32_t ep = 0;
+  int32_t spare = 0;
+  PlacementCount count;
+};
+
 // One layer of a decode step of OLMoE-1B-7B on the node's engine, of which the plan is a share.
 constexpr const char* kLayerShape = "olmoe-1b-7b";
 constexpr int32_t kLayerContext = 512;
@@ -241,9 +252,19 @@ absl::StatusOr<int32_t> ParseRanks(const std::string& text, const Shape& shape) 
   return ep;
 }
 
+absl::StatusOr<int32_t> ParseSpare(const std::string& text) {
+  int32_t spare = 0;
+  if (!absl::SimpleAtoi(text, &spare) || spare < 0 || spare > 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ep-spare: '", text, "', wanted 0 to 4096 further experts for each rank"));
+  }
+  return spare;
+}
+
 void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
                 std::span<const PlannerRow> rows, std::span<const RankRow> ranks,
-                std::span<const LayerRow> layers, int32_t threads, std::ostream& out) {
+                std::span<const PlacementRow> placements, std::span<const LayerRow> layers,
+                int32_t threads, std::ostream& out) {
   out << absl::StrFormat("plans of one layer, policy %s, one core, logits of %s\n", config.policy,
                          config.traces)
       << absl::StrFormat("%9s %6s %9s %9s %10s %10s %10s\n", "N x k", "batch", "experts", "after",
@@ -268,6 +289,20 @@ void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
                            row.exact, row.policy, row.balanced, row.kept, row.balanced_kept,
                            row.balanced_experts, row.balanced_us);
   }
+  if (!placements.empty()) {
+    out << "the same by where experts are, placed by half of the logits and counted in the other\n"
+        << absl::StrFormat("%9s %6s %4s %6s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "N x k",
+                           "batch", "ep", "spare", "least", "even", "tokens", "split", "activity",
+                           "p. least", "p. even", "p. act.", "choose us");
+  }
+  for (const PlacementRow& row : placements) {
+    const PlacementCount& c = row.count;
+    out << absl::StrFormat(
+        "%9s %6d %4d %6d %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %9.2f\n",
+        absl::StrCat(row.shape.experts, "x", row.shape.top_k), row.batch, row.ep, row.spare,
+        c.least, c.even, c.by_tokens, c.split, c.by_activity, c.policy_least, c.policy_even,
+        c.policy_by_activity, c.choose_us);
+  }
   for (const LayerRow& row : layers) {
     out << absl::StrFormat(
         "one layer shaped as %s, batch %d, context %d, %d threads: %.2f ms; its plan takes %.3f %% "
@@ -278,10 +313,12 @@ void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
 
 void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
                std::span<const PlannerRow> rows, std::span<const RankRow> ranks,
-               std::span<const LayerRow> layers, std::ostream& out) {
+               std::span<const PlacementRow> placements, std::span<const LayerRow> layers,
+               std::ostream& out) {
   nlohmann::json json{{"policy", config.policy},
                       {"rows", nlohmann::json::array()},
                       {"ranks", nlohmann::json::array()},
+                      {"placements", nlohmann::json::array()},
                       {"layers", nlohmann::json::array()}};
   for (const PlannerRow& row : rows) {
     json["rows"].push_back({{"experts_total", row.shape.experts},
@@ -306,6 +343,22 @@ void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
                              {"kept_mass_balanced", row.balanced_kept},
                              {"experts_balanced", row.balanced_experts},
                              {"median_us_balanced", row.balanced_us}});
+  }
+  for (const PlacementRow& row : placements) {
+    json["placements"].push_back({{"experts_total", row.shape.experts},
+                                  {"top_k", row.shape.top_k},
+                                  {"batch", row.batch},
+                                  {"ep", row.ep},
+                                  {"spare", row.spare},
+                                  {"least", row.count.least},
+                                  {"even", row.count.even},
+                                  {"by_tokens", row.count.by_tokens},
+                                  {"split", row.count.split},
+                                  {"by_activity", row.count.by_activity},
+                                  {"policy_least", row.count.policy_least},
+                                  {"policy_even", row.count.policy_even},
+                                  {"policy_by_activity", row.count.policy_by_activity},
+                                  {"choose_us", row.count.choose_us}});
   }
   for (const LayerRow& row : layers) {
     json["layers"].push_back({{"shape", kLayerShape},
@@ -338,6 +391,7 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
   };
   std::vector<PlannerRow> rows;
   std::vector<RankRow> ranks;
+  std::vector<PlacementRow> placements;
   for (const Shape& shape : shapes) {
     LYNX_ASSIGN_OR_RETURN(const moe::Policy policy, policy_for(shape));
     for (int32_t batch : batches) {
@@ -345,6 +399,12 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
       for (const std::string& text : config.ep) {
         LYNX_ASSIGN_OR_RETURN(const int32_t ep, ParseRanks(text, shape));
         ranks.push_back(CountOnRanks(traces, policy, shape, batch, ep, config.samples));
+        for (const std::string& spare_text : config.ep_spare) {
+          LYNX_ASSIGN_OR_RETURN(const int32_t spare, ParseSpare(spare_text));
+          placements.push_back(
+              {shape, batch, ep, spare,
+               CountPlacements(traces, policy, shape.experts, shape.top_k, batch, ep, spare)});
+        }
       }
     }
   }
@@ -356,9 +416,9 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
     layers.push_back(row);
   }
   if (config.json) {
-    PrintJson(config, traces, rows, ranks, layers, out);
+    PrintJson(config, traces, rows, ranks, placements, layers, out);
   } else {
-    PrintTable(config, traces, rows, ranks, layers, threads, out);
+    PrintTable(config, traces, rows, ranks, placements, layers, threads, out);
   }
   return absl::OkStatus();
 }
@@ -381,6 +441,8 @@ int RunPlannerBench(int argc, const char* const* argv, std::ostream& out, std::o
   flags.AddStrings("ep", &config.ep,
                    "Numbers of ranks that share the experts: count those of the fullest rank, with "
                    "and without the policy's ep_balance (0 if it has none)");
+  flags.AddStrings("ep-spare", &config.ep_spare,
+                   "With --ep: further experts that each rank has memory for, as copies of others");
   flags.AddInt("samples", &config.samples, {1, 1 << 20}, "Plans measured for each row");
   flags.AddInt("threads", &config.threads, {0, 1024},
                "Of the layer; 0: as many as the process may use");

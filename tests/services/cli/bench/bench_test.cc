@@ -221,7 +221,26 @@ TEST(BenchPlannerTest, CountsExpertsBeforeAndAfter) {
               AllOf(HasSubstr("64x8"), HasSubstr("median us")));
 }
 
+TEST(BenchPlannerTest, CountsExpertsOfTheFullestRankByPlacement) {
+  const Outcome outcome = Bench({"planner", "--shapes=64x8", "--batch=16", "--ep=8", "--samples=1",
+                                 "--ep-spare=0,2", "--layer=false", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(json["placements"].size(), 2u);
+  for (const auto& row : json["placements"]) {
+    EXPECT_LE(row["least"], row["by_activity"]);
+    EXPECT_LE(row["by_activity"], row["even"]);
+    EXPECT_LE(row["by_tokens"], row["split"]);
+    EXPECT_LE(row["policy_least"], row["policy_by_activity"]);
+    EXPECT_LT(row["policy_by_activity"], row["by_activity"]);
+  }
+  EXPECT_EQ(json["placements"][0]["by_tokens"], json["placements"][0]["split"]) << "no copies";
+  EXPECT_LT(json["placements"][1]["by_activity"], json["placements"][0]["by_activity"]);
+}
+
 TEST(BenchPlannerTest, BadArgumentsAreNamed) {
+  EXPECT_THAT(Bench({"planner", "--ep=2", "--ep-spare=-1", "--layer=false"}).err,
+              HasSubstr("'-1'"));
   EXPECT_EQ(Bench({"planner", "--shapes=64"}).status, 2);
   EXPECT_THAT(Bench({"planner", "--shapes=64"}).err, HasSubstr("'64'"));
   EXPECT_THAT(Bench({"planner", "--batch=0"}).err, HasSubstr("'0'"));

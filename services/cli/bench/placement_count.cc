@@ -1,0 +1,137 @@
+#include "services/cli/bench/placement_count.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "common/moe/expert_placement.h"
+#include "common/moe/planner.h"
+#include "common/moe/routing_plan.h"
+#include "services/cli/bench/quantile.h"
+
+namespace lynx::cli {
+namespace {
+
+// Plans of replayed steps.
+class Replay {
+ public:
+  Replay(const RouterTraces& traces, int32_t experts, int32_t top_k, int32_t rows)
+      : traces_(traces),
+        experts_(experts),
+        top_k_(top_k),
+        rows_(rows),
+        logits_(static_cast<size_t>(rows) * static_cast<size_t>(experts)),
+        plan_(rows, experts, top_k),
+        planner_(rows, experts, top_k) {}
+
+  // A null policy is exact.
+  const moe::RoutingPlan& Plan(int64_t step, int64_t layer, const moe::Policy* policy) {
+    ComposeRouterLogits(traces_, experts_, rows_, step * traces_.layers + layer, logits_);
+    const std::vector<const moe::Policy*> policies(static_cast<size_t>(rows_), policy);
+    planner_.MakePlan({.logits = logits_,
+                       .rows = rows_,
+                       .experts = experts_,
+                       .top_k = top_k_,
+                       .policies = policies},
+                      plan_);
+    return plan_;
+  }
+
+ private:
+  const RouterTraces& traces_;
+  const int32_t experts_;
+  const int32_t top_k_;
+  const int32_t rows_;
+  std::vector<float> logits_;
+  moe::RoutingPlan plan_;
+  moe::Planner planner_;
+};
+
+// [experts] How many tokens of the layer's history chose each.
+std::vector<int64_t> CountTokens(Replay& history, int64_t layer, int64_t steps, int32_t experts) {
+  std::vector<int64_t> counts(static_cast<size_t>(experts));
+  for (int64_t step = 0; step < steps; ++step) {
+    for (const int32_t e : history.Plan(step, layer, nullptr).ids()) {
+      ++counts[static_cast<size_t>(e)];
+    }
+  }
+  return counts;
+}
+
+// Of the fullest rank, where rows take an expert's copies in turn: several may be in use.
+int32_t MostOfSplit(const moe::RoutingPlan& plan, const moe::ExpertPlacement& placement) {
+  std::vector<std::vector<uint8_t>> used(
+      static_cast<size_t>(placement.ranks),
+      std::vector<uint8_t>(static_cast<size_t>(placement.experts())));
+  const std::span<const int32_t> ids = plan.ids();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto e = static_cast<size_t>(ids[i]);
+    const std::vector<int32_t>& ranks = placement.ranks_of[e];
+    const size_t row = i / static_cast<size_t>(plan.top_k());
+    used[static_cast<size_t>(ranks[(row + e) % ranks.size()])][e] = 1;
+  }
+  int64_t most = 0;
+  for (const std::vector<uint8_t>& rank : used) {
+    most = std::max<int64_t>(most, std::count(rank.begin(), rank.end(), 1));
+  }
+  return static_cast<int32_t>(most);
+}
+
+int32_t Share(size_t experts, int32_t ranks) {
+  return (static_cast<int32_t>(experts) + ranks - 1) / ranks;
+}
+
+}  // namespace
+
+PlacementCount CountPlacements(const RouterTraces& traces, const moe::Policy& policy,
+                               int32_t experts, int32_t top_k, int32_t batch, int32_t ep,
+                               int32_t spare) {
+  const moe::PlacementShape shape = {
+      .experts = experts, .ranks = ep, .slots = (experts + ep - 1) / ep + spare};
+  const int64_t half = std::max<int64_t>(traces.steps / 2, 1);
+  const auto sequences = static_cast<int32_t>(traces.sequences);
+  Replay history(traces, experts, top_k, sequences);
+  Replay replay(traces, experts, top_k, batch);
+  PlacementCount count;
+  std::vector<double> times;
+  moe::ReplicaChooser even(moe::PlaceEvenly(experts, ep));
+  for (int64_t layer = 0; layer < traces.layers; ++layer) {
+    const std::vector<int64_t> tokens = CountTokens(history, layer, half, experts);
+    const moe::ExpertPlacement by_tokens =
+        moe::PlaceByCost(std::vector<double>(tokens.begin(), tokens.end()), shape);
+    moe::ReplicaChooser tokens_chooser(by_tokens);
+    moe::ReplicaChooser chooser(
+        moe::PlaceByCost(moe::ActivityCost(tokens, half * sequences, batch), shape));
+    const auto most = [](moe::ReplicaChooser& of, std::span<const int32_t> active) {
+      of.Choose(active);
+      return of.most();
+    };
+    for (int64_t step = traces.steps - half; step < traces.steps; ++step) {
+      const moe::RoutingPlan& exact = replay.Plan(step, layer, nullptr);
+      count.least += Share(exact.active().size(), ep);
+      count.even += most(even, exact.active());
+      count.by_tokens += most(tokens_chooser, exact.active());
+      count.split += MostOfSplit(exact, by_tokens);
+      const auto start = std::chrono::steady_clock::now();
+      count.by_activity += most(chooser, exact.active());
+      times.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+              .count());
+      const moe::RoutingPlan& remapped = replay.Plan(step, layer, &policy);
+      count.policy_least += Share(remapped.active().size(), ep);
+      count.policy_even += most(even, remapped.active());
+      count.policy_by_activity += most(chooser, remapped.active());
+    }
+  }
+  const auto plans = static_cast<double>(half * traces.layers);
+  for (double* sum : {&count.least, &count.even, &count.by_tokens, &count.split, &count.by_activity,
+                      &count.policy_least, &count.policy_even, &count.policy_by_activity}) {
+    *sum /= plans;
+  }
+  count.choose_us = Median(times);
+  return count;
+}
+
+}  // namespace lynx::cli
