@@ -1,6 +1,8 @@
 #include "common/engine/engine.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,24 +11,49 @@
 
 namespace lynx::engine {
 
-// Passes progress on, and abandons the step when nobody wants it any more.
+// Passes progress on, lets cancelled sequences leave, and abandons the step when nobody wants it
+// any more.
 class Engine::Observer final : public model::StepObserver {
  public:
-  Observer(std::span<const WorkItem> items, StepListener* listener)
-      : items_(items), listener_(listener) {}
+  Observer(Engine& engine, StepListener* listener, bool may_leave)
+      : engine_(engine), listener_(listener), may_leave_(may_leave) {}
 
   bool OnLayerDone(int32_t layer) override {
-    if (listener_ != nullptr) listener_->OnLayerDone(layer, items_);
+    if (listener_ != nullptr) listener_->OnLayerDone(layer, engine_.items_);
     return !AllCancelled();
   }
+  std::span<const size_t> Leaving() override {
+    leaving_.clear();
+    if (!may_leave_) return leaving_;
+    std::vector<WorkItem>& items = engine_.items_;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].sequence->cancelled()) leaving_.push_back(i);
+    }
+    // All of them: the next layer's end is the step's.
+    if (leaving_.size() == items.size()) leaving_.clear();
+    for (size_t n = leaving_.size(); n-- > 0;) {
+      const size_t i = leaving_[n];
+      Sequence& sequence = *items[i].sequence;
+      engine_.SetCancelled(i);
+      const auto at = static_cast<ptrdiff_t>(i);
+      items.erase(items.begin() + at);
+      engine_.batch_.erase(engine_.batch_.begin() + at);
+      engine_.places_.erase(engine_.places_.begin() + at);
+      sequence.in_step_ = false;
+      listener_->OnLeft(sequence);
+    }
+    return leaving_;
+  }
   bool AllCancelled() const {
-    return std::all_of(items_.begin(), items_.end(),
+    return std::all_of(engine_.items_.begin(), engine_.items_.end(),
                        [](const WorkItem& item) { return item.sequence->cancelled(); });
   }
 
  private:
-  const std::span<const WorkItem> items_;
+  Engine& engine_;
   StepListener* const listener_;
+  const bool may_leave_;
+  std::vector<size_t> leaving_;
 };
 
 Engine::Engine(std::unique_ptr<model::ModelRunner> runner, const EngineOptions& options)
@@ -113,12 +140,16 @@ absl::Status Engine::BuildBatch() {
 absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listener, Shadow* shadow) {
   completed_items_ = 0;
   items_.assign(items.begin(), items.end());
-  Observer observer(items_, listener);
+  places_.resize(items.size());
+  std::iota(places_.begin(), places_.end(), size_t{0});
+  if (results_.size() < items.size()) results_.resize(items.size());
+  // What left could not be compared with the shadow's.
+  Observer observer(*this, listener, listener != nullptr && shadow == nullptr);
   absl::Status status = BuildBatch();
   const bool ran = status.ok();
   if (ran && shadow != nullptr) {
     // The listener would take the KV for final.
-    Observer silent(items_, nullptr);
+    Observer silent(*this, nullptr, /*may_leave=*/false);
     shadow->Run(*runner_, batch_, &silent);
   }
   if (ran) status = runner_->Step(batch_, &observer);
@@ -126,16 +157,10 @@ absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listene
   if (!ran) return status;
 
   ++stats_.steps;
-  if (results_.size() < items_.size()) results_.resize(items_.size());
   if (absl::IsCancelled(status) && observer.AllCancelled()) {
     ++stats_.abandoned_steps;
-    for (size_t i = 0; i < items_.size(); ++i) {
-      ItemResult& result = results_[i];
-      result.status = absl::CancelledError("cancelled during a step");
-      result.has_token = false;
-      result.prompt_logprobs.clear();
-    }
-    completed_items_ = items_.size();
+    for (size_t i = 0; i < items_.size(); ++i) SetCancelled(i);
+    completed_items_ = items.size();
     return absl::OkStatus();
   }
   LYNX_RETURN_IF_ERROR(status);
@@ -149,16 +174,23 @@ absl::Status Engine::Step(std::span<const WorkItem> items, StepListener* listene
     Finish(i, logits.subspan(offset, size));
     offset += size;
   }
-  completed_items_ = items_.size();
+  completed_items_ = items.size();
   if (shadow != nullptr) shadow->Finish(*runner_, batch_);
   return absl::OkStatus();
+}
+
+void Engine::SetCancelled(size_t index) {
+  ItemResult& result = results_[places_[index]];
+  result.status = absl::CancelledError("cancelled during a step");
+  result.has_token = false;
+  result.prompt_logprobs.clear();
 }
 
 // `logits` are the rows asked for, the last of them that of the item's last token.
 void Engine::Finish(size_t index, std::span<const float> logits) {
   const WorkItem& item = items_[index];
   Sequence& sequence = *item.sequence;
-  ItemResult& result = results_[index];
+  ItemResult& result = results_[places_[index]];
   result.status = absl::OkStatus();
   result.has_token = false;
   // Keeps the entries' own buffers; the excess is dropped below.

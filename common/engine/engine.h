@@ -46,6 +46,9 @@ class StepListener {
   // KV of all rows of `items` is final for layers 0..layer, and may be read by other threads from
   // now on (pushed to a decode node while the next layer computes).
   virtual void OnLayerDone(int32_t layer, std::span<const WorkItem> items) = 0;
+  // `sequence` was cancelled and has left the step, which touches neither it nor its blocks from
+  // now on, while others go on: its owner may free it. It is not among later `items`.
+  virtual void OnLeft(Sequence& sequence) = 0;
 };
 
 struct EngineOptions {
@@ -71,11 +74,12 @@ struct EngineStats {
 // as none of its items had a lossy policy.
 //
 // Who may free what, when: a step reads and writes blocks of all its sequences until Step()
-// returns, those of cancelled sequences included, since one row of a running pass cannot be taken
-// out. So blocks are freed by the stepping thread between steps, never by the canceller; Sequence
-// checks this. A step whose sequences are all cancelled ends at the next layer; otherwise the
-// cancelled one waits for the step's end. When the listener handed blocks to another reader, that
-// reader must be done as well, or own the lease (Sequence::TakeBlocks).
+// returns. So blocks are freed by their owner between steps, never by the canceller; Sequence
+// checks this. A cancelled sequence leaves the step at the next layer, when the listener hears of
+// it (OnLeft), and may be freed from then on; a step whose sequences are all cancelled ends there.
+// Where several ranks share the model, with a shadow and without a listener it waits for the
+// step's end. When the listener handed blocks to another reader, that reader must be done as well,
+// or own the lease (Sequence::TakeBlocks).
 //
 // One thread at a time. Outlives its sequences' blocks.
 class Engine {
@@ -97,7 +101,8 @@ class Engine {
   absl::Status Step(std::span<const WorkItem> items, StepListener* listener = nullptr,
                     Shadow* shadow = nullptr);
 
-  // One per item of the last Step, in its order; empty when it failed. Valid until the next.
+  // One per item of the last Step, in its order, those that have left it included (Cancelled);
+  // empty when it failed. Valid until the next.
   std::span<const ItemResult> results() const { return {results_.data(), completed_items_}; }
 
   // Logits rows that a step needs for the item.
@@ -115,15 +120,17 @@ class Engine {
   class Observer;
   absl::Status BuildBatch();  // Marks the sequences of items_ up to the bad one as in the step.
   void Finish(size_t index, std::span<const float> logits);
+  void SetCancelled(size_t index);
 
   const std::unique_ptr<model::ModelRunner> runner_;
   const EngineOptions options_;
   kv::BlockPool pool_;
   Sampler sampler_;
   EngineStats stats_;
-  // Of the running or last step; kept for their capacity.
+  // Of the running or last step; kept for their capacity. The first three: of what has not left it.
   std::vector<WorkItem> items_;
   std::vector<model::SequenceRows> batch_;
+  std::vector<size_t> places_;  // In results_.
   std::vector<ItemResult> results_;
   size_t completed_items_ = 0;  // Leading results_ that are of the last step.
 };

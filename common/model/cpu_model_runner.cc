@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/model/activation_buffer.h"
 #include "common/model/attention_block.h"
@@ -132,6 +133,7 @@ class CpuModelRunner : public ModelRunner {
   absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
   absl::Status RunLayers(StepObserver* observer);
   void PlaceRows(std::span<const SequenceRows> batch);
+  void RemoveEntries(std::span<const size_t> leaving);
   absl::Status Embed();
   absl::Status Attend(const LayerWeights& weights, const RowPlaces& places, int32_t layer);
   absl::Status ComputeLogits();
@@ -158,7 +160,9 @@ class CpuModelRunner : public ModelRunner {
   std::string numeric_class_;
   std::string compatibility_hash_;
 
-  // Of the current step; one entry a row.
+  // Of the current step; but for the first, one entry a row.
+  std::vector<int32_t> entry_rows_;  // Of each entry of the batch that has stayed.
+  std::vector<int32_t> kept_rows_;   // Of RemoveEntries().
   std::vector<TokenId> tokens_;
   std::vector<int32_t> positions_;
   std::vector<GroupRows> group_rows_;
@@ -224,6 +228,7 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
 }
 
 void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
+  entry_rows_.clear();
   tokens_.clear();
   positions_.clear();
   for (GroupRows& group : group_rows_) {
@@ -245,6 +250,7 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   const int64_t token_bytes = kv_->layout().BlockLayerBytes() / kv::kBlockTokens;
   for (const SequenceRows& sequence : batch) {
     const auto count = static_cast<int32_t>(sequence.tokens.size());
+    entry_rows_.push_back(count);
     (sequence.decode ? stats_.decode_rows : stats_.prefill_rows) += count;
     for (int32_t i = 0; i < count; ++i) {
       const int32_t position = sequence.start + i;
@@ -275,6 +281,54 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   // Prompt rows have no policy: in a plan for decode rows they keep their own experts, too.
   plan_phase_ =
       remap_mixed_steps_ && stats_.phase == moe::Phase::kMixed ? moe::Phase::kDecode : stats_.phase;
+}
+
+void CpuModelRunner::RemoveEntries(std::span<const size_t> leaving) {
+  // Rows that stay, by where they have been.
+  kept_rows_.clear();
+  size_t entries = 0;
+  int32_t row = 0;
+  for (size_t i = 0; i < entry_rows_.size(); ++i) {
+    const int32_t end = row + entry_rows_[i];
+    if (!leaving.empty() && leaving.front() == i) {
+      leaving = leaving.subspan(1);
+      row = end;
+      continue;
+    }
+    entry_rows_[entries++] = entry_rows_[i];
+    for (; row < end; ++row) kept_rows_.push_back(row);
+  }
+  LYNX_CHECK(leaving.empty() && entries > 0);
+  entry_rows_.resize(entries);
+
+  const auto keep = [this](auto& values) {
+    for (size_t to = 0; to < kept_rows_.size(); ++to) {
+      values[to] = values[static_cast<size_t>(kept_rows_[to])];
+    }
+    values.resize(kept_rows_.size());
+  };
+  keep(tokens_);
+  keep(positions_);
+  keep(policies_);
+  for (GroupRows& group : group_rows_) {
+    keep(group.attention);
+    keep(group.slots);
+  }
+  const int64_t hidden = spec_.hidden_size;
+  size_t wanted = 0;
+  size_t kept_wanted = 0;
+  for (size_t to = 0; to < kept_rows_.size(); ++to) {
+    const int32_t from = kept_rows_[to];
+    while (wanted < wanted_.size() && wanted_[wanted] < from) ++wanted;
+    if (wanted < wanted_.size() && wanted_[wanted] == from) {
+      wanted_[kept_wanted++] = static_cast<int32_t>(to);
+      ++wanted;
+    }
+    if (static_cast<int64_t>(to) == from) continue;
+    std::copy_n(hidden_.data() + from * hidden, hidden,
+                hidden_.data() + static_cast<int64_t>(to) * hidden);
+  }
+  wanted_.resize(kept_wanted);
 }
 
 absl::Status CpuModelRunner::Embed() {
@@ -358,8 +412,8 @@ absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObser
 }
 
 absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
-  const auto rows = static_cast<int64_t>(tokens_.size());
   for (int32_t layer = 0; layer < spec_.layers; ++layer) {
+    const auto rows = static_cast<int64_t>(tokens_.size());
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     const GroupRows& group = group_rows_[static_cast<size_t>(groups().group_of(layer))];
     const RowPlaces places{
@@ -380,7 +434,13 @@ absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
     stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
                                 weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
-    if (observer == nullptr || observer->OnLayerDone(layer)) continue;
+    if (observer == nullptr) continue;
+    if (observer->OnLayerDone(layer)) {
+      if (!sum_.alone() || layer + 1 == spec_.layers) continue;
+      const std::span<const size_t> leaving = observer->Leaving();
+      if (!leaving.empty()) RemoveEntries(leaving);
+      continue;
+    }
     if (sum_.alone()) {
       return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));
     }

@@ -98,6 +98,11 @@ class StepObserver {
   // abandons the step at once: KV of its rows is then undefined, everything else is untouched. Of
   // several ranks all abandon it in the next layer; after the last layer they do not.
   virtual bool OnLayerDone(int32_t layer) = 0;
+  // Entries of the batch, ascending, that leave the step here: asked after each layer but the last
+  // that was let pass, unless there are several ranks. The step touches their KV no more, they have
+  // no part in plans and no logits, and the entries behind them move up. At least one stays.
+  // Read before the next call.
+  virtual std::span<const size_t> Leaving() { return {}; }
 };
 
 // Executes forward passes of one model over a paged KV cache.
@@ -126,7 +131,8 @@ class ModelRunner {
                                                              const TensorMap& tensors,
                                                              std::string_view identity);
 
-  // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows.
+  // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows of the
+  // entries that have stayed.
   //   InvalidArgument  the batch breaks a bound above; nothing was computed.
   //   Cancelled        the observer abandoned the step; of several ranks, all do at the same layer.
   //   as Communicator  another rank is lost: this group of ranks is of no more use.

@@ -364,7 +364,7 @@ void DecodeNode::MaybeStep() {
   backed_off_ = quality_.took_policies();
   stepping_ = true;
   step_began_ = loop_.Now();
-  executor_.Run([this] { step_status_ = engine_.Step(items_, nullptr, shadow_); },
+  executor_.Run([this] { step_status_ = engine_.Step(items_, this, shadow_); },
                 [this] { OnStepDone(); });
 }
 
@@ -472,6 +472,15 @@ int64_t DecodeNode::MostBlocks(int64_t tokens) const {
   return engine_.pool().groups().MostBlocks(tokens - 1, options_.scheduler.step_rows);
 }
 
+void DecodeNode::OnLeft(engine::Sequence& sequence) {
+  loop_.Post([this, left = &sequence] {
+    const auto item = std::ranges::find(items_, left, &engine::WorkItem::sequence);
+    const SequenceId id = step_ids_[static_cast<size_t>(item - items_.begin())];
+    streams_.at(id).in_step = false;
+    Erase(id);
+  });
+}
+
 void DecodeNode::OnStepDone() {
   stepping_ = false;
   const absl::Duration took = loop_.Now() - step_began_;
@@ -485,7 +494,9 @@ void DecodeNode::OnStepDone() {
   });
   for (size_t i = 0; i < step_ids_.size(); ++i) {
     const SequenceId id = step_ids_[i];
-    Stream& stream = streams_.at(id);
+    const auto it = streams_.find(id);
+    if (it == streams_.end() || !it->second.in_step) continue;  // It has left the step.
+    Stream& stream = it->second;
     stream.in_step = false;
     rows += items_[i].tokens;
     if (remapped && items_[i].policy != nullptr && items_[i].policy->lossy()) {

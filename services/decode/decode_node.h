@@ -38,6 +38,7 @@ namespace lynx::decode {
 // holds the blocks of such a prefix, and only the rest is handed over.
 class DecodeNode final : private node::NodeControl::Delegate,
                          private DecodeScheduler::Leases,
+                         private engine::StepListener,
                          public KvReceiver::Handler {
  public:
   struct Options {
@@ -112,6 +113,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
   int32_t SwapIn(Stream& stream);
   // What the prefix cache has, if it then still fits into `free_blocks`:
   int32_t TakePrefix(Stream& stream, int64_t free_blocks);
+  void OnLayerDone(int32_t, std::span<const engine::WorkItem>) override {}
+  void OnLeft(engine::Sequence& sequence) override;
   void OnStepDone();
   // Whether sequences that asked for this may be given KV that lossy plans have touched.
   bool MayBeLossy(const std::optional<moe::Policy>& asked) const;

@@ -254,6 +254,15 @@ void PrefillNode::OnLayerDone(int32_t layer, std::span<const engine::WorkItem>) 
   loop_.Post([this, layer] { PushLayer(layer); });
 }
 
+void PrefillNode::OnLeft(engine::Sequence& sequence) {
+  loop_.Post([this, left = &sequence] {
+    const auto item = std::ranges::find(items_, left, &engine::WorkItem::sequence);
+    const SequenceId id = chunks_[static_cast<size_t>(item - items_.begin())].id;
+    jobs_.at(id).in_step = false;
+    EraseIfDone(id);
+  });
+}
+
 // What an earlier prompt has computed goes out at once.
 void PrefillNode::PushCached(Job& job) {
   if (std::exchange(job.cached_pushed, true)) return;
@@ -267,8 +276,10 @@ void PrefillNode::PushCached(Job& job) {
 // stays here; nothing else is given back while the prompt is computed.
 void PrefillNode::PushLayer(int32_t layer) {
   for (const PrefillScheduler::Chunk& chunk : chunks_) {
+    const auto job = jobs_.find(chunk.id);
+    if (job == jobs_.end() || !job->second.in_step) continue;  // It has left the step.
     const int32_t end = chunk.start + chunk.rows;
-    PushBlocks(jobs_.at(chunk.id), layer, chunk.start / kv::kBlockTokens,
+    PushBlocks(job->second, layer, chunk.start / kv::kBlockTokens,
                chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens);
   }
 }
@@ -295,7 +306,9 @@ void PrefillNode::OnStepDone() {
   chunks_.clear();
   int64_t rows = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    Job& job = jobs_.at(chunks[i].id);
+    const auto it = jobs_.find(chunks[i].id);
+    if (it == jobs_.end() || !it->second.in_step) continue;  // It has left the step.
+    Job& job = it->second;
     job.in_step = false;
     rows += chunks[i].rows;
     if (job.ended) {

@@ -87,6 +87,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   }
   void OnRouterAlive(Incarnation, std::span<const uint64_t>) override {}
   void OnLayerDone(int32_t layer, std::span<const engine::WorkItem> items) override;
+  void OnLeft(engine::Sequence& sequence) override;
 
   void OnPrefill(Incarnation router, const proto::Prefill& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,

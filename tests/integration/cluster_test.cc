@@ -401,6 +401,41 @@ TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
   CancelTwelve({.kv_blocks = 128, .model_dir = Variant("gpt-oss")}, 97, 300);
 }
 
+// A cancelled sequence leaves its step at the end of a layer and returns its blocks there, and the
+// others' answers do not notice.
+TEST(ClusterTest, CancelledSequencesLeaveTheStepsOfOthers) {
+  const absl::Duration layer_time = absl::Milliseconds(5);
+  SimCluster::Options options{.kv_blocks = 256, .layer_time = layer_time};
+  const std::vector<Ask> asks =
+      MixedAsks(12, 3, /*max_prompt=*/150, /*max_new=*/40, /*vocabulary=*/4093);
+  SimCluster cluster(options);
+  std::vector<std::unique_ptr<RecordingSink>> sinks;
+  std::vector<router::SequenceId> ids;
+  for (const Ask& ask : asks) {
+    sinks.push_back(std::make_unique<RecordingSink>());
+    ids.push_back(cluster.Submit(ask.prompt, ask.sampling, *sinks.back()));
+  }
+  // Every other one, at odd moments: first of prefill steps, then of decode steps.
+  for (size_t i = 0; i < ids.size(); i += 2) {
+    cluster.Run(absl::Milliseconds(17));
+    cluster.service().Cancel(ids[i]);
+  }
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(60)));
+  testing::LoneEngine lone(options);
+  for (size_t i = 1; i < asks.size(); i += 2) {
+    EXPECT_EQ(sinks[i]->ids(), lone.Answer(asks[i].prompt, asks[i].sampling)) << "ask " << i;
+  }
+  for (const char* node : {"prefill-0", "decode-0"}) {
+    const std::string metrics = cluster.Metrics(node);
+    const double count = MetricsSum(metrics, "lynx_node_release_duration_seconds_count");
+    EXPECT_GT(count, 0) << node;
+    // None takes longer than the layer that runs.
+    EXPECT_LE(MetricsSum(metrics, "lynx_node_release_duration_seconds_sum"),
+              count * absl::ToDoubleSeconds(layer_time))
+        << node;
+  }
+}
+
 // A router of the test's own, which may say what it likes.
 class RawRouter final : public rpc::Channel::Handler {
  public:

@@ -96,9 +96,10 @@ uint64_t FakeModelRunner::Remapping(std::span<const model::SequenceRows> batch) 
   return remaps_ && batch.size() > 1 ? SplitMix(all) : 0;
 }
 
-absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
+absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> all,
                                    model::StepObserver* observer) {
-  LYNX_RETURN_IF_ERROR(Check(batch));
+  LYNX_RETURN_IF_ERROR(Check(all));
+  std::vector<model::SequenceRows> batch(all.begin(), all.end());
   LYNX_RETURN_IF_ERROR(std::exchange(next_status_, absl::OkStatus()));
   const uint64_t remapping = Remapping(batch);
   const auto lossy = [&](const model::SequenceRows& rows) {
@@ -132,6 +133,11 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> batch,
     }
     if (observer != nullptr && !observer->OnLayerDone(layer)) {
       return absl::CancelledError("the observer abandoned the step");
+    }
+    if (observer == nullptr || layer + 1 == options_.layers) continue;
+    const std::span<const size_t> leaving = observer->Leaving();
+    for (auto entry = leaving.rbegin(); entry != leaving.rend(); ++entry) {
+      batch.erase(batch.begin() + static_cast<ptrdiff_t>(*entry));
     }
   }
   logits_.clear();

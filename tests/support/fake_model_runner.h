@@ -39,7 +39,7 @@ class FakeModelRunner final : public model::ModelRunner {
   static std::vector<TokenId> GreedyAnswer(const Options& options, std::span<const TokenId> prompt,
                                            int32_t tokens);
 
-  absl::Status Step(std::span<const model::SequenceRows> batch,
+  absl::Status Step(std::span<const model::SequenceRows> all,
                     model::StepObserver* observer) override;
   std::span<const float> logits() const override { return logits_; }
   const model::StepStats& stats() const override { return stats_; }

@@ -184,6 +184,10 @@ void SimCluster::Start(const std::string& name) {
   const bool prefill = name.starts_with("prefill");
   auto model = options_.make_runner ? options_.make_runner() : LoadRunner(options_);
   if (options_.wrap_runner) model = options_.wrap_runner(name, std::move(model));
+  if (options_.layer_time > absl::ZeroDuration()) {
+    node->layered_steps = std::make_unique<LayeredSteps>(loop, options_.layer_time);
+    model = LayeredSteps::Wrap(*node->layered_steps, std::move(model));
+  }
   node->engine = NewEngine(options_, std::move(model));
   node->metrics = std::make_unique<node::NodeMetrics>(
       node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
@@ -197,10 +201,13 @@ void SimCluster::Start(const std::string& name) {
   if (options_.wrap_channel) {
     node->channel = options_.wrap_channel(name, loop, std::move(node->channel));
   }
-  node->executor =
+  node->whole_steps =
       std::make_unique<node::InlineStepExecutor>(loop, [this, &model = node->engine->runner()] {
         return options_.step_time ? options_.step_time(model.stats()) : absl::Milliseconds(1);
       });
+  node::StepExecutor& executor = node->layered_steps != nullptr
+                                     ? static_cast<node::StepExecutor&>(*node->layered_steps)
+                                     : *node->whole_steps;
   std::unique_ptr<transfer::TransferEngine> transfer =
       Ok(transfer::LoopbackEngine::Create(fabric_, absl::StrCat(name, "/", incarnation), loop));
   if (options_.wrap_transfer) transfer = options_.wrap_transfer(name, loop, std::move(transfer));
@@ -218,7 +225,7 @@ void SimCluster::Start(const std::string& name) {
             .max_context_tokens = runner.spec().max_positions,
             .prefix_cache = options_.prefix_cache,
             .scheduler = {.step_rows = options_.step_rows, .step_logits = options_.step_rows}},
-        *node->engine, *node->sender, *node->executor, loop, *node->channel, *node->metrics,
+        *node->engine, *node->sender, executor, loop, *node->channel, *node->metrics,
         *node->moe_metrics);
     node->prefill->Start();
   } else {
@@ -236,8 +243,8 @@ void SimCluster::Start(const std::string& name) {
             .swap_space = options_.swap_blocks * runner.kv().layout().BlockLayerBytes() *
                           runner.kv().layout().layers / runner.kv().layout().groups.count(),
         },
-        policy, *node->quality, *node->engine, *node->executor, loop, *node->channel,
-        *node->metrics, *node->moe_metrics);
+        policy, *node->quality, *node->engine, executor, loop, *node->channel, *node->metrics,
+        *node->moe_metrics);
     node->receiver = std::make_unique<decode::KvReceiver>(
         identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
         decode::KvReceiver::Options{});
@@ -251,6 +258,7 @@ void SimCluster::Kill(const std::string& name) {
   if (it == nodes_.end()) return;
   Node& node = *it->second;
   node.loop->Die();
+  if (node.layered_steps != nullptr) node.layered_steps->Finish();
   node.prefill.reset();
   node.sender.reset();
   node.receiver.reset();

@@ -26,6 +26,7 @@
 #include "services/router/membership/resolver.h"
 #include "services/router/placement/placement_policy.h"
 #include "services/router/session/cluster_service.h"
+#include "tests/support/layered_steps.h"
 
 namespace lynx::testing {
 
@@ -93,6 +94,8 @@ class SimCluster {
     std::function<std::unique_ptr<model::ModelRunner>()> make_runner = nullptr;
     // What a step that computed this takes.
     std::function<absl::Duration(const model::StepStats&)> step_time = nullptr;
+    // Where not 0: what a layer takes instead, and messages come between layers.
+    absl::Duration layer_time = absl::ZeroDuration();
     // Of each router; null: LeastLoad.
     std::function<std::unique_ptr<router::PlacementPolicy>()> make_placement = nullptr;
     // Wraps a node's model; `name` is "prefill-0", "decode-1", ...
@@ -147,12 +150,13 @@ class SimCluster {
   struct Node {
     telemetry::Registry registry;
     std::shared_ptr<MortalLoop> loop;
+    std::unique_ptr<LayeredSteps> layered_steps;  // With layer_time.
     std::unique_ptr<engine::Engine> engine;
     std::unique_ptr<node::NodeMetrics> metrics;
     std::unique_ptr<node::MoeMetrics> moe_metrics;
     std::unique_ptr<decode::QualityWatch> quality;
     std::unique_ptr<rpc::Channel> channel;
-    std::unique_ptr<node::InlineStepExecutor> executor;
+    std::unique_ptr<node::InlineStepExecutor> whole_steps;
     std::unique_ptr<prefill::KvSender> sender;
     std::unique_ptr<prefill::PrefillNode> prefill;
     std::unique_ptr<decode::DecodeNode> decode;

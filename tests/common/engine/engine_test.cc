@@ -17,6 +17,7 @@ namespace {
 using ::lynx::testing::FakeModelRunner;
 using ::lynx::testing::IsOk;
 using ::lynx::testing::StatusIs;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -24,12 +25,17 @@ using ::testing::SizeIs;
 
 class LambdaListener final : public StepListener {
  public:
-  explicit LambdaListener(std::function<void(int32_t, std::span<const WorkItem>)> call)
-      : call_(std::move(call)) {}
+  explicit LambdaListener(std::function<void(int32_t, std::span<const WorkItem>)> call,
+                          std::function<void(Sequence&)> left = nullptr)
+      : call_(std::move(call)), left_(std::move(left)) {}
   void OnLayerDone(int32_t layer, std::span<const WorkItem> items) override { call_(layer, items); }
+  void OnLeft(Sequence& sequence) override {
+    if (left_ != nullptr) left_(sequence);
+  }
 
  private:
   std::function<void(int32_t, std::span<const WorkItem>)> call_;
+  std::function<void(Sequence&)> left_;
 };
 
 class EngineTest : public ::testing::Test {
@@ -189,6 +195,47 @@ TEST_F(EngineTest, ACancelledSequenceDoesNotDisturbItsNeighbour) {
   EXPECT_THAT(cancelled->output(), IsEmpty());
   ASSERT_THAT(engine_->results()[1].status, IsOk());
   EXPECT_EQ(kept->output()[0], alone->output()[0]);
+}
+
+TEST_F(EngineTest, BlocksOfOneThatLeavesAreFreeWhileTheOthersGoOn) {
+  auto alone = NewSequence({4, 5}, Greedy());
+  ASSERT_THAT(engine_->Step({{{alone.get(), 2}}}), IsOk());
+  auto first = NewSequence({4, 5}, Greedy());
+  auto leaves = NewSequence({1, 2, 3}, Greedy());
+  auto last = NewSequence({4, 5}, Greedy());
+  kv::KvArena& kv = engine_->runner().kv();
+  const kv::BlockId block = leaves->blocks().group(0)[0];
+  const auto mark = std::byte{0x5a};
+  std::optional<kv::BlockLease> taken;
+  std::vector<size_t> items;
+  LambdaListener listener(
+      [&](int32_t layer, std::span<const WorkItem> now) {
+        items.push_back(now.size());
+        if (layer == 0) leaves->Cancel();
+      },
+      [&](Sequence& left) {
+        EXPECT_EQ(&left, leaves.get());
+        leaves.reset();
+        taken = *engine_->pool().Acquire(1);
+        for (int32_t layer = 0; layer < kModel.layers; ++layer) {
+          std::ranges::fill(kv.BlockLayerSpan(layer, block), mark);
+        }
+      });
+  ASSERT_THAT(engine_->Step({{{first.get(), 2}, {leaves.get(), 3}, {last.get(), 2}}}, &listener),
+              IsOk());
+  EXPECT_THAT(items, ElementsAre(3, 2, 2));
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_THAT(taken->blocks(), ElementsAre(block));
+  for (int32_t layer = 0; layer < kModel.layers; ++layer) {
+    EXPECT_THAT(kv.BlockLayerSpan(layer, block), Each(mark)) << "the step wrote layer " << layer;
+  }
+  ASSERT_THAT(engine_->results(), SizeIs(3));
+  EXPECT_THAT(engine_->results()[1].status, StatusIs(absl::StatusCode::kCancelled));
+  for (const Sequence* stayed : {first.get(), last.get()}) {
+    EXPECT_THAT(stayed->output(), ElementsAre(alone->output()[0]));
+  }
+  EXPECT_TRUE(engine_->results()[0].has_token);
+  EXPECT_TRUE(engine_->results()[2].has_token);
 }
 
 using EngineDeathTest = EngineTest;

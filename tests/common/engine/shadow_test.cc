@@ -280,6 +280,7 @@ TEST_F(ShadowTest, TheListenerHearsOfTheStepOnly) {
   class Listener final : public StepListener {
    public:
     void OnLayerDone(int32_t layer, std::span<const WorkItem>) override { layers.push_back(layer); }
+    void OnLeft(Sequence&) override {}
     std::vector<int32_t> layers;
   };
   World world = NewWorld();

@@ -9,7 +9,6 @@
 
 #include "common/model/compatibility.h"
 #include "common/model/memory_need.h"
-#include "common/model/memory_need.h"
 #include "common/model/model_spec.h"
 #include "common/model/model_weights.h"
 #include "common/model/router_override.h"
@@ -29,7 +28,9 @@ using ::lynx::testing::TempDir;
 using ::lynx::testing::TinyModel;
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -592,6 +593,37 @@ TEST_F(StepTest, TheObserverSeesEachLayerAndCanStop) {
   EXPECT_THAT(first.layers, ElementsAre(0));
   EXPECT_THAT(runner_->logits(), IsEmpty());
   EXPECT_THAT(Step(rows), IsOk());  // The runner is as good as new.
+}
+
+TEST_F(StepTest, EntriesThatLeaveAreNotTouchedAndTheOthersGoOn) {
+  class Leaver final : public Recorder {
+   public:
+    std::span<const size_t> Leaving() override { return layers.back() == 0 ? leaving_ : none_; }
+
+   private:
+    std::vector<size_t> leaving_ = {0, 2};
+    std::vector<size_t> none_;
+  };
+  const std::vector<TokenId> short_prompt = {5, 6, 7};
+  const std::vector<kv::BlockId> tables[] = {{0, 1}, {2}, {3}};
+  const SequenceRows stays{.tokens = short_prompt, .blocks = tables[1], .logits_rows = 2};
+  ASSERT_THAT(Step(stays), IsOk());
+  const std::vector<float> alone(runner_->logits().begin(), runner_->logits().end());
+
+  kv::KvArena& kv = runner_->kv();
+  const auto mark = std::byte{0x5a};
+  for (const kv::BlockId block : {0, 1, 3}) std::ranges::fill(kv.BlockLayerSpan(1, block), mark);
+  const std::vector<SequenceRows> batch = {
+      {.tokens = kTokens, .blocks = tables[0], .logits_rows = 3},
+      stays,
+      {.tokens = short_prompt, .blocks = tables[2], .logits_rows = 1},
+  };
+  Leaver leaver;
+  ASSERT_THAT(runner_->Step(batch, &leaver), IsOk());
+  EXPECT_THAT(runner_->logits(), ElementsAreArray(alone));
+  for (const kv::BlockId block : {0, 1, 3}) {
+    EXPECT_THAT(kv.BlockLayerSpan(1, block), Each(mark)) << "block " << block;
+  }
 }
 
 // Two rows, one of them alone in its batch: bytes of each active expert count once.
