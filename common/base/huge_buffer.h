@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -23,15 +22,6 @@ class HugeBuffer {
   // it touches too much, as for every allocation.
   static absl::StatusOr<HugeBuffer> Create(size_t bytes, std::string_view purpose);
 
-  // The same for memory that other processes of this host may attach to, by its handle(). Its pages
-  // are those of a file that lives as long as somebody maps it.
-  static absl::StatusOr<HugeBuffer> CreateShared(size_t bytes, std::string_view purpose);
-  // Memory that another process has created so, with as many bytes. Whoever writes has to tell the
-  // others by other means.
-  //   NotFound  no such memory on this host, or this process may not look at the other one.
-  static absl::StatusOr<HugeBuffer> Attach(const std::string& handle, size_t bytes,
-                                           std::string_view purpose);
-
   HugeBuffer() = default;  // Holds nothing.
   HugeBuffer(HugeBuffer&& other) noexcept { Swap(other); }
   HugeBuffer& operator=(HugeBuffer other) noexcept {
@@ -41,24 +31,19 @@ class HugeBuffer {
   ~HugeBuffer();
 
   std::byte* data() const { return data_; }
-  size_t size() const { return size_; }                  // As asked.
-  const std::string& handle() const { return handle_; }  // Empty: not created to be shared.
+  size_t size() const { return size_; }  // As asked.
 
   // How much of it lies in huge pages now, as the kernel says; 0 where it does not. Reads
   // /proc/self/smaps: milliseconds, for a log line.
   int64_t HugePageBytes() const;
 
  private:
-  // `file` is -1 for memory of its own.
-  static absl::StatusOr<HugeBuffer> Map(size_t bytes, int file, std::string_view purpose);
   void Swap(HugeBuffer& other) noexcept;
 
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   void* mapping_ = nullptr;  // data_ and a guard on either side.
   size_t mapping_bytes_ = 0;
-  int file_ = -1;  // Open as long as others may attach to it.
-  std::string handle_;
 };
 
 }  // namespace lynx

@@ -37,6 +37,7 @@ enum Kind : uint8_t {
   kReport = 7,
   kBeat = 8,
   kLeave = 9,  // A status.
+  kTell = 10,
 };
 
 constexpr uint32_t kMagic = 0x314b4e52;  // With the version of this protocol.
@@ -438,6 +439,9 @@ class RankGroup::Impl final : public Rendezvous {
         changed_.NotifyAll();
         return absl::OkStatus();
       }
+      case kTell:
+        if (options_.on_told != nullptr) options_.on_told(c.rank, std::move(frame.body));
+        return absl::OkStatus();
       default:
         break;
     }
@@ -623,6 +627,9 @@ std::string RankGroup::host() const { return impl_->host(); }
 Rendezvous& RankGroup::rendezvous() { return *impl_; }
 absl::Status RankGroup::Send(std::string_view message) {
   return impl_->SendTo(kMessage, message, /*but=*/0);
+}
+absl::Status RankGroup::Tell(std::string_view message) {
+  return impl_->SendTo(kTell, message, /*but=*/0);
 }
 absl::StatusOr<std::string> RankGroup::Receive() { return impl_->Receive(); }
 absl::Status RankGroup::Report(std::string_view text) {

@@ -40,7 +40,10 @@ class RankGroup {
     // The group failed after Join(). Called once, on a thread of the group's own, which stays in
     // there; the group is not to be destroyed meanwhile.
     std::function<void(const absl::Status&)> on_lost = nullptr;
-    // Of the leader: somebody was not let in. Likewise.
+    // Somebody has used Tell(): which rank, and what. On a thread of the group's own, which it must
+    // not hold up.
+    std::function<void(int rank, std::string message)> on_told = nullptr;
+    // Of the leader: somebody was not let in. As on_lost.
     std::function<void(const absl::Status&)> on_refused = nullptr;
   };
 
@@ -78,6 +81,10 @@ class RankGroup {
   //   Cancelled  the leader has left in good order.
   //   others     the group's failure.
   absl::StatusOr<std::string> Receive();
+
+  // Of the leader to all others, of these to the leader, which hear of it by on_told, at once and
+  // in order with what Send() sends.
+  absl::Status Tell(std::string_view message);
 
   // The others': tells the leader, once.
   absl::Status Report(std::string_view text);

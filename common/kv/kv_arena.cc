@@ -7,9 +7,7 @@
 
 namespace lynx::kv {
 
-namespace {
-
-absl::Status CheckSizes(const KvLayout& layout, int32_t blocks) {
+absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Create(const KvLayout& layout, int32_t blocks) {
   if (layout.kind == KvKind::kLatent && layout.kv_heads != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV arena of latents: kv_heads is ", layout.kv_heads, ", must be 1"));
@@ -23,42 +21,12 @@ absl::Status CheckSizes(const KvLayout& layout, int32_t blocks) {
     return absl::InvalidArgumentError(absl::StrCat(
         "KV arena of ", layout.layers, " layers, grouped are ", layout.groups.layers()));
   }
-  return absl::OkStatus();
-}
-
-int64_t StrideOf(const KvLayout& layout) { return (layout.BlockLayerBytes() + 63) / 64 * 64; }
-
-size_t BytesOf(const KvLayout& layout, int32_t blocks) {
-  return static_cast<size_t>(StrideOf(layout)) * static_cast<size_t>(layout.BlockLayers()) *
-         static_cast<size_t>(blocks);
-}
-
-std::string Purpose(int32_t blocks) { return absl::StrCat(blocks, " KV blocks"); }
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Create(const KvLayout& layout, int32_t blocks) {
-  LYNX_RETURN_IF_ERROR(CheckSizes(layout, blocks));
-  return Own(layout, blocks, HugeBuffer::Create(BytesOf(layout, blocks), Purpose(blocks)));
-}
-
-absl::StatusOr<std::unique_ptr<KvArena>> KvArena::CreateShared(const KvLayout& layout,
-                                                               int32_t blocks) {
-  LYNX_RETURN_IF_ERROR(CheckSizes(layout, blocks));
-  return Own(layout, blocks, HugeBuffer::CreateShared(BytesOf(layout, blocks), Purpose(blocks)));
-}
-
-absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Attach(const std::string& handle,
-                                                         const KvLayout& layout, int32_t blocks) {
-  LYNX_RETURN_IF_ERROR(CheckSizes(layout, blocks));
-  return Own(layout, blocks, HugeBuffer::Attach(handle, BytesOf(layout, blocks), Purpose(blocks)));
-}
-
-absl::StatusOr<std::unique_ptr<KvArena>> KvArena::Own(const KvLayout& layout, int32_t blocks,
-                                                      absl::StatusOr<HugeBuffer> memory) {
-  LYNX_RETURN_IF_ERROR(memory.status());
-  return std::unique_ptr<KvArena>(
-      new KvArena(layout, blocks, StrideOf(layout), *std::move(memory)));
+  const int64_t stride = (layout.BlockLayerBytes() + 63) / 64 * 64;
+  const size_t bytes = static_cast<size_t>(stride) * static_cast<size_t>(layout.BlockLayers()) *
+                       static_cast<size_t>(blocks);
+  LYNX_ASSIGN_OR_RETURN(HugeBuffer memory,
+                        HugeBuffer::Create(bytes, absl::StrCat(blocks, " KV blocks")));
+  return std::unique_ptr<KvArena>(new KvArena(layout, blocks, stride, std::move(memory)));
 }
 
 KvArena::KvArena(const KvLayout& layout, int32_t blocks, int64_t stride, HugeBuffer memory)

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "common/base/huge_buffer.h"
@@ -22,13 +21,6 @@ class KvArena {
  public:
   // ResourceExhausted when the memory cannot be mapped.
   static absl::StatusOr<std::unique_ptr<KvArena>> Create(const KvLayout& layout, int32_t blocks);
-  // One that other processes of this host may attach to, by its handle().
-  static absl::StatusOr<std::unique_ptr<KvArena>> CreateShared(const KvLayout& layout,
-                                                               int32_t blocks);
-  // The arena of another process, which was made so of the same layout and blocks. Fails as
-  // HugeBuffer::Attach.
-  static absl::StatusOr<std::unique_ptr<KvArena>> Attach(const std::string& handle,
-                                                         const KvLayout& layout, int32_t blocks);
   KvArena(const KvArena&) = delete;
   KvArena& operator=(const KvArena&) = delete;
 
@@ -46,11 +38,8 @@ class KvArena {
 
   const KvLayout& layout() const { return layout_; }
   int32_t blocks() const { return blocks_; }
-  const std::string& handle() const { return memory_.handle(); }  // Empty: not to be shared.
 
  private:
-  static absl::StatusOr<std::unique_ptr<KvArena>> Own(const KvLayout& layout, int32_t blocks,
-                                                      absl::StatusOr<HugeBuffer> memory);
   KvArena(const KvLayout& layout, int32_t blocks, int64_t stride, HugeBuffer memory);
 
   const KvLayout layout_;

@@ -1,6 +1,6 @@
 #include "common/kv/swapped_kv.h"
 
-#include <span>
+#include <algorithm>
 
 #include "common/base/check.h"
 
@@ -10,13 +10,15 @@ namespace {
 // Calls `visit` with each layer and block that the copy is of, and the block's index in the table,
 // in a fixed order.
 template <typename Visit>
-void ForEachPart(const KvLayout& layout, const BlockTable& table, int32_t position, Visit visit) {
+void ForEachPart(const KvLayout& layout, std::span<const BlockId> tables, int32_t position,
+                 Visit visit) {
   const KvGroups& groups = layout.groups;
+  const size_t length = tables.size() / static_cast<size_t>(groups.count());
   const int64_t past = BlocksFor(position);
-  LYNX_CHECK(past <= table.end_block());
+  LYNX_CHECK(past <= static_cast<int64_t>(length));
   for (int32_t layer = 0; layer < layout.layers; ++layer) {
     const int32_t group = groups.group_of(layer);
-    const auto blocks = table.group(group);
+    const auto blocks = tables.subspan(static_cast<size_t>(group) * length, length);
     for (int64_t i = groups.FirstBlock(group, position); i < past; ++i) {
       visit(layer, blocks[static_cast<size_t>(i)], i);
     }
@@ -25,23 +27,21 @@ void ForEachPart(const KvLayout& layout, const BlockTable& table, int32_t positi
 
 }  // namespace
 
-SwappedKv::SwappedKv(const KvShards& kv, const BlockTable& table, int32_t position)
+SwappedKv::SwappedKv(KvArena& kv, std::span<const BlockId> blocks, int32_t position)
     : position_(position) {
   bytes_.reserve(static_cast<size_t>(BytesOf(kv.layout(), position)));
-  std::vector<std::span<const std::byte>> parts;
-  ForEachPart(kv.layout(), table, position, [&](int32_t layer, BlockId block, int64_t) {
-    parts.clear();
-    kv.Read(layer, block, parts);
-    for (const auto& part : parts) bytes_.insert(bytes_.end(), part.begin(), part.end());
+  ForEachPart(kv.layout(), blocks, position, [&](int32_t layer, BlockId block, int64_t) {
+    const auto part = kv.BlockLayerSpan(layer, block);
+    bytes_.insert(bytes_.end(), part.begin(), part.end());
   });
 }
 
-void SwappedKv::Restore(const KvShards& kv, const BlockTable& table, int32_t first_block) const {
-  const auto block_bytes = static_cast<size_t>(kv.layout().BlockLayerBytes());
+void SwappedKv::Restore(KvArena& kv, std::span<const BlockId> blocks, int32_t first_block) const {
   std::span<const std::byte> from = bytes_;
-  ForEachPart(kv.layout(), table, position_, [&](int32_t layer, BlockId block, int64_t index) {
-    if (index >= first_block) kv.Write(layer, block, 0, from.first(block_bytes));
-    from = from.subspan(block_bytes);
+  ForEachPart(kv.layout(), blocks, position_, [&](int32_t layer, BlockId block, int64_t index) {
+    const auto to = kv.BlockLayerSpan(layer, block);
+    if (index >= first_block) std::copy_n(from.begin(), to.size(), to.begin());
+    from = from.subspan(to.size());
   });
   LYNX_CHECK(from.empty());
 }

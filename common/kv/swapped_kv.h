@@ -2,11 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "common/kv/block_table.h"
+#include "common/kv/block_pool.h"
+#include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
-#include "common/kv/kv_shards.h"
 
 namespace lynx::kv {
 
@@ -14,13 +15,13 @@ namespace lynx::kv {
 // what a preempted sequence needs to go on without computing it again, bit for bit.
 class SwappedKv {
  public:
-  // Copies from the blocks of `table`, which hold it for rows from `position` on. Nothing writes
-  // them meanwhile. Costs a copy of BytesOf() bytes.
-  SwappedKv(const KvShards& kv, const BlockTable& table, int32_t position);
+  // Copies from `blocks`, as of BlockTable::blocks(), which hold it for rows from `position` on.
+  // Nothing writes them meanwhile. Costs a copy of BytesOf() bytes.
+  SwappedKv(KvArena& kv, std::span<const BlockId> blocks, int32_t position);
 
-  // Copies it into the blocks of `table` from `first_block` on, which holds what rows from
+  // Copies it into `blocks` from `first_block` of each table on, which hold what rows from
   // position() on need. Those before are left alone: they hold it already, shared with others.
-  void Restore(const KvShards& kv, const BlockTable& table, int32_t first_block = 0) const;
+  void Restore(KvArena& kv, std::span<const BlockId> blocks, int32_t first_block = 0) const;
 
   int32_t position() const { return position_; }
   int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }

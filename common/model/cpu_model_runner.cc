@@ -546,10 +546,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
                                                           .logits_rows = options.max_step_logits,
                                                           .threads = team->threads()})));
       }
-      const kv::KvLayout layout = KvLayoutOf(own, options.kv_dtype);
-      LYNX_ASSIGN_OR_RETURN(kv, options.shared_kv
-                                    ? kv::KvArena::CreateShared(layout, options.kv_blocks)
-                                    : kv::KvArena::Create(layout, options.kv_blocks));
+      LYNX_ASSIGN_OR_RETURN(
+          kv, kv::KvArena::Create(KvLayoutOf(own, options.kv_dtype), options.kv_blocks));
       return absl::OkStatus();
     };
     absl::StatusOr<ModelWeights> weights;

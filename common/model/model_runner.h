@@ -16,7 +16,6 @@
 #include "common/collective/communicator.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
-#include "common/kv/kv_shards.h"
 #include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
 #include "common/moe/routing_plan.h"
@@ -54,8 +53,6 @@ struct RunnerOptions {
   // null: there is one. Every rank makes the same runner and the same steps. Outlives the runner.
   ParallelLayout layout = {};
   collective::Communicator* ranks = nullptr;
-  // Other processes of this host may attach to the KV memory.
-  bool shared_kv = false;
   // Benches only; null: none. Outlives the runner.
   RouterOverride* router_override = nullptr;
 };
@@ -144,9 +141,7 @@ class ModelRunner {
   virtual const StepStats& stats() const = 0;
 
   virtual const ModelSpec& spec() const = 0;
-  virtual kv::KvArena& kv() = 0;
-  // The KV of all ranks.
-  virtual kv::KvShards shards() { return kv::KvShards(kv()); }
+  virtual kv::KvArena& kv() = 0;  // Of this rank.
 
   // Names everything that decides the bits of a result (DESIGN 4.1): build, back end, instruction
   // set, dtypes, parallel layout. Equal strings: equal bits.

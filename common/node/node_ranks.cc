@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/collective/gloo_communicator.h"
-#include "common/kv/kv_arena.h"
-#include "common/kv/kv_shards.h"
 #include "common/node/step_plan.h"
+#include "common/node/transfer_identity.h"
 
 namespace lynx::node {
 namespace {
@@ -18,10 +18,16 @@ namespace {
 // A bound for on_lost, which ends the process or returns at once.
 constexpr auto kTellTime = std::chrono::seconds(5);
 
+constexpr char kIncarnationKey[] = "incarnation";
+
 // What a rank that has loaded tells rank 0.
-std::string Report(model::ModelRunner& runner) {
+std::string Report(model::ModelRunner& runner, const std::string& address) {
   return absl::StrCat(runner.compatibility_hash(), "\n", runner.numeric_class(), "\n",
-                      runner.kv().blocks(), "\n", runner.kv().handle());
+                      runner.kv().blocks(), "\n", address);
+}
+
+std::vector<std::string> ParseReport(const std::string& report) {
+  return absl::StrSplit(report, absl::MaxSplits('\n', 3));  // An address is any bytes.
 }
 
 // Whether the step was refused by all ranks alike, or abandoned by all: nothing is wrong with them.
@@ -34,12 +40,8 @@ bool OfTheStepAlone(const absl::Status& status) {
 // All ranks as one runner: tells the others each step, and makes its own part of it.
 class NodeRanks::Leader final : public model::ModelRunner {
  public:
-  Leader(NodeRanks& ranks, std::unique_ptr<model::ModelRunner> own,
-         std::vector<std::unique_ptr<kv::KvArena>> others, kv::KvShards shards)
-      : ranks_(ranks),
-        own_(std::move(own)),
-        others_(std::move(others)),
-        shards_(std::move(shards)) {}
+  Leader(NodeRanks& ranks, std::unique_ptr<model::ModelRunner> own)
+      : ranks_(ranks), own_(std::move(own)) {}
 
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override {
@@ -55,15 +57,12 @@ class NodeRanks::Leader final : public model::ModelRunner {
   const model::StepStats& stats() const override { return own_->stats(); }
   const model::ModelSpec& spec() const override { return own_->spec(); }
   kv::KvArena& kv() override { return own_->kv(); }
-  kv::KvShards shards() override { return shards_; }
   const std::string& numeric_class() const override { return own_->numeric_class(); }
   const std::string& compatibility_hash() const override { return own_->compatibility_hash(); }
 
  private:
   NodeRanks& ranks_;
   const std::unique_ptr<model::ModelRunner> own_;
-  const std::vector<std::unique_ptr<kv::KvArena>> others_;  // Of ranks 1 and on.
-  const kv::KvShards shards_;
 };
 
 absl::StatusOr<std::unique_ptr<NodeRanks>> NodeRanks::Create(const Options& options) {
@@ -77,6 +76,8 @@ absl::StatusOr<std::unique_ptr<NodeRanks>> NodeRanks::Create(const Options& opti
            .start_timeout = options.start_timeout,
            .silence = options.silence,
            .on_lost = [self = ranks.get()](const absl::Status& why) { self->OnLost(why); },
+           .on_told = [self = ranks.get()](
+                          int rank, const std::string& message) { self->OnTold(rank, message); },
            .on_refused = options.on_refused}));
   return ranks;
 }
@@ -119,6 +120,14 @@ absl::Status NodeRanks::Join(const std::string& identity,
     return communicator.status();
   }
   communicator_ = *std::move(communicator);
+  if (options_.rank == 0) {
+    LYNX_RETURN_IF_ERROR(group_->rendezvous().Put(kIncarnationKey, HexId(options_.incarnation)));
+  }
+  LYNX_ASSIGN_OR_RETURN(const std::string incarnation,
+                        group_->rendezvous().Get(kIncarnationKey, options_.start_timeout));
+  if (!absl::SimpleHexAtoi(incarnation, &incarnation_)) {
+    return absl::InternalError(absl::StrCat("rank 0 has the incarnation '", incarnation, "'"));
+  }
   MutexLock lock(mu_);
   to_abort_ = communicator_.get();
   return absl::OkStatus();
@@ -128,40 +137,51 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
     std::unique_ptr<model::ModelRunner> own) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<std::string> reports, group_->Reports());
   const model::ModelSpec& spec = own->spec();
-  const DType kv_dtype = own->kv().layout().dtype;
-  const kv::KvLayout whole = model::KvLayoutOf(spec, kv_dtype);
-  std::vector<kv::KvShards::Shard> shards = {{&own->kv(), 0}};
-  std::vector<std::unique_ptr<kv::KvArena>> others;
-  const std::vector<std::string> wanted = absl::StrSplit(Report(*own), '\n');
-  for (size_t rank = 1; rank < reports.size(); ++rank) {
-    const std::vector<std::string> report = absl::StrSplit(reports[rank], '\n');
+  const std::vector<std::string> wanted = ParseReport(Report(*own, ""));
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const std::vector<std::string> report = rank == 0 ? wanted : ParseReport(reports[rank]);
     for (size_t i = 0; i + 1 < wanted.size(); ++i) {
       if (report.size() == wanted.size() && report[i] == wanted[i]) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", rank, " has ", i < report.size() ? report[i] : "nothing", ", rank 0 has ",
           wanted[i], ": they need the same model, options and instruction set"));
     }
-    const model::RankShard shard =
-        model::ShardOf(spec, options_.layout, static_cast<int32_t>(rank));
-    auto arena = kv::KvArena::Attach(report.back(),
-                                     model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype),
-                                     own->kv().blocks());
-    if (!arena.ok()) {
-      return absl::Status(arena.status().code(),
-                          absl::StrCat("rank ", rank, ": ", std::string(arena.status().message()),
-                                       "; the ranks of a node have to share one host"));
-    }
-    // Latents every rank holds whole.
-    const bool by_head = whole.kind == kv::KvKind::kGroupedHeads;
-    shards.push_back({arena->get(), by_head ? shard.kv_heads.begin : 0});
-    others.push_back(*std::move(arena));
+    const auto number = static_cast<int32_t>(rank);
+    const kv::KvLayout layout =
+        model::KvLayoutOf(model::SpecOfShard(spec, model::ShardOf(spec, options_.layout, number)),
+                          own->kv().layout().dtype);
+    proto::RankEndpoint& endpoint = endpoints_.emplace_back();
+    endpoint.set_transfer_address(report.back());
+    endpoint.set_head_begin(FirstKvHead(spec, options_.layout, number));
+    endpoint.set_head_end(endpoint.head_begin() + layout.kv_heads);
   }
-  LYNX_ASSIGN_OR_RETURN(kv::KvShards all, kv::KvShards::Create(whole, std::move(shards)));
-  return std::make_unique<Leader>(*this, std::move(own), std::move(others), std::move(all));
+  return std::make_unique<Leader>(*this, std::move(own));
 }
 
-absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::function<void()>& ready) {
-  LYNX_RETURN_IF_ERROR(group_->Report(Report(own)));
+void NodeRanks::Tell(const proto::RankMessage& message) {
+  // That it cannot be told is the end of the node, of which on_lost hears.
+  group_->Tell(message.SerializeAsString()).IgnoreError();
+}
+
+void NodeRanks::SetListener(std::function<void(int, const proto::RankMessage&)> listener) {
+  MutexLock lock(listener_mu_);
+  listener_ = std::move(listener);
+}
+
+void NodeRanks::OnTold(int rank, const std::string& bytes) {
+  proto::RankMessage message;
+  if (!message.ParseFromString(bytes)) {
+    group_->Fail(absl::InternalError(absl::StrCat("rank ", rank, " tells what cannot be read")));
+    return;
+  }
+  MutexLock lock(listener_mu_);
+  if (listener_ != nullptr) listener_(rank, message);
+}
+
+absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::string& address,
+                               const std::function<void()>& before_step,
+                               const std::function<void()>& ready) {
+  LYNX_RETURN_IF_ERROR(group_->Report(Report(own, address)));
   if (ready != nullptr) ready();
   for (;;) {
     absl::StatusOr<std::string> message = group_->Receive();
@@ -173,6 +193,7 @@ absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::function<void
       if (!plan.ok()) {
         status = absl::InternalError(plan.status().message());
       } else {
+        if (before_step != nullptr) before_step();
         status = own.Step(plan->batch(), nullptr);
       }
     }
@@ -180,6 +201,19 @@ absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::function<void
     Fail(status);
     return status;
   }
+}
+
+RankListener::RankListener(NodeRanks* ranks, EventLoop& loop,
+                           std::function<void(int, const proto::RankMessage&)> hear)
+    : ranks_(ranks) {
+  if (ranks_ == nullptr) return;
+  ranks_->SetListener([&loop, hear = std::move(hear)](int rank, const proto::RankMessage& message) {
+    loop.Post([hear, rank, message] { hear(rank, message); });
+  });
+}
+
+RankListener::~RankListener() {
+  if (ranks_ != nullptr) ranks_->SetListener(nullptr);
 }
 
 }  // namespace lynx::node

@@ -3,15 +3,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/collective/communicator.h"
 #include "common/collective/rank_group.h"
+#include "common/concurrency/event_loop.h"
 #include "common/model/model_runner.h"
 #include "common/model/shard_plan.h"
+#include "common/node/rank_channel.h"
 
 namespace lynx::node {
 
@@ -22,10 +26,11 @@ namespace lynx::node {
 // its own words, all are: on_lost is told, and the process is of no more use.
 //
 //   Create, Join; load a runner with communicator(); then Lead or Follow.
-class NodeRanks {
+class NodeRanks final : public RankChannel {
  public:
   struct Options {
     int rank = 0;
+    Incarnation incarnation = 0;  // Of rank 0: the node's.
     model::ParallelLayout layout;
     std::string
         leader;  // host:port where rank 0 listens; of rank 0 itself port 0 picks a free one.
@@ -39,7 +44,7 @@ class NodeRanks {
 
   // Fails as RankGroup::Create.
   static absl::StatusOr<std::unique_ptr<NodeRanks>> Create(const Options& options);
-  ~NodeRanks();  // After the runners. Of rank 0: the others end in good order.
+  ~NodeRanks() override;  // After the runners. Of rank 0: the others end in good order.
   NodeRanks(const NodeRanks&) = delete;
   NodeRanks& operator=(const NodeRanks&) = delete;
 
@@ -52,19 +57,33 @@ class NodeRanks {
   // After Join(): for RunnerOptions.
   collective::Communicator* communicator() { return communicator_.get(); }
 
+  // After Join(): the node's, the same on all ranks.
+  Incarnation incarnation() const { return incarnation_; }
+
   // Rank 0: waits until the others have loaded, and makes one runner of all. It takes the rank's
   // own runner, loaded with communicator(), and does not outlive this.
   //   DeadlineExceeded    names the ranks that are not ready in time.
   //   FailedPrecondition  a rank has another model or numeric class; names both.
-  //   NotFound            a rank is on another host: the KV memory of all has to be on this one.
   absl::StatusOr<std::unique_ptr<model::ModelRunner>> Lead(std::unique_ptr<model::ModelRunner> own);
+
+  // Rank 0, after Lead(): where each rank takes KV, and of which heads; its own without an address.
+  const std::vector<proto::RankEndpoint>& endpoints() const { return endpoints_; }
+
+  int others() const override { return options_.layout.world() - 1; }
+  void Tell(const proto::RankMessage& message) override;
+  // Who hears what the others tell, on a thread of the group's own, which it must not hold up;
+  // null: nobody. Returns when the former one is not running any more.
+  void SetListener(std::function<void(int rank, const proto::RankMessage&)> listener)
+      LYNX_EXCLUDES(listener_mu_);
 
   // This rank gives up, and with it the node; on_lost is not called here. Nothing after a failure.
   void Leave(const absl::Status& why) { group_->Leave(why); }
 
-  // The others, whose runner was loaded with shared_kv: does what rank 0 says until that ends in
-  // good order, then OK. `ready` is called once rank 0 knows of this rank.
-  absl::Status Follow(model::ModelRunner& own, const std::function<void()>& ready);
+  // The others: does what rank 0 says until that ends in good order, then OK. `address` is where
+  // this rank takes KV, if it does. `ready` is called once rank 0 knows of this rank, `before_step`
+  // before each step: it returns when all that was told before has been carried out.
+  absl::Status Follow(model::ModelRunner& own, const std::string& address,
+                      const std::function<void()>& before_step, const std::function<void()>& ready);
 
  private:
   class Leader;
@@ -74,13 +93,33 @@ class NodeRanks {
   // that failed, and routers of nothing but the end.
   void Fail(const absl::Status& why) LYNX_EXCLUDES(mu_);
 
+  void OnTold(int rank, const std::string& message) LYNX_EXCLUDES(listener_mu_);
+
   const Options options_;
+  Incarnation incarnation_ = 0;
+  std::vector<proto::RankEndpoint> endpoints_;
+  Mutex listener_mu_;
+  std::function<void(int, const proto::RankMessage&)> listener_ LYNX_GUARDED_BY(listener_mu_);
   Mutex mu_;
   CondVar told_changed_;
   bool told_ LYNX_GUARDED_BY(mu_) = false;
   collective::Communicator* to_abort_ LYNX_GUARDED_BY(mu_) = nullptr;
   std::unique_ptr<collective::Communicator> communicator_;
   std::unique_ptr<collective::RankGroup> group_;
+};
+
+// Hears on `loop` what the other ranks tell, while it lives and the loop runs.
+class RankListener {
+ public:
+  // ranks: null where there is one rank.
+  RankListener(NodeRanks* ranks, EventLoop& loop,
+               std::function<void(int rank, const proto::RankMessage&)> hear);
+  ~RankListener();
+  RankListener(const RankListener&) = delete;
+  RankListener& operator=(const RankListener&) = delete;
+
+ private:
+  NodeRanks* const ranks_;
 };
 
 }  // namespace lynx::node

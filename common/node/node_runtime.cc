@@ -21,7 +21,9 @@
 #include "common/model/shard_plan.h"
 #include "common/node/load_progress.h"
 #include "common/node/node_memory.h"
+#include "common/node/transfer_identity.h"
 #include "common/telemetry/log.h"
+#include "common/transfer/ucx_engine.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
 
@@ -93,8 +95,8 @@ absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string
   return std::pair(host, port);
 }
 
-NodeRuntime::NodeRuntime(const NodeConfig& config, const std::string& role)
-    : config_(config), role_(role) {}
+NodeRuntime::NodeRuntime(const NodeConfig& config, const std::string& role, Incarnation incarnation)
+    : config_(config), role_(role), incarnation_(incarnation) {}
 
 NodeRuntime::~NodeRuntime() {
   if (server_ != nullptr) server_->Stop(absl::Seconds(1));
@@ -103,7 +105,8 @@ NodeRuntime::~NodeRuntime() {
 }
 
 absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& config,
-                                      const std::string& role, std::unique_ptr<NodeRanks>& ranks,
+                                      const std::string& role, Incarnation incarnation,
+                                      std::unique_ptr<NodeRanks>& ranks,
                                       std::optional<RankProcesses>& processes) {
   const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
   const auto wrong = [](const auto&... what) {
@@ -133,6 +136,7 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
   }
   LYNX_ASSIGN_OR_RETURN(
       ranks, NodeRanks::Create({.rank = config.rank,
+                                .incarnation = incarnation,
                                 .layout = layout,
                                 .leader = config.leader,
                                 .start_timeout = config.rank_start_timeout,
@@ -157,7 +161,8 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
   NodeConfig config = given;
   std::unique_ptr<NodeRanks> ranks;
   std::optional<RankProcesses> processes;
-  LYNX_RETURN_IF_ERROR(CreateRanks(flags, config, role, ranks, processes));
+  const Incarnation incarnation = RandomId();
+  LYNX_RETURN_IF_ERROR(CreateRanks(flags, config, role, incarnation, ranks, processes));
   // Before there are other threads.
   absl::StatusOr<std::vector<int32_t>> cpus = Confine(config.cpus);
   if (!cpus.ok()) {
@@ -169,7 +174,7 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
                                                    ": more than the CPUs of --cpus ", config.cpus,
                                                    ", ", cpus->size(), ", and each takes one"));
   }
-  auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config, role));
+  auto runtime = std::unique_ptr<NodeRuntime>(new NodeRuntime(config, role, incarnation));
   runtime->processes_ = std::move(processes);
   runtime->ranks_ = std::move(ranks);
   runtime->cpus_ = *std::move(cpus);
@@ -197,17 +202,52 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
   return runtime;
 }
 
-absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(int32_t step_rows,
-                                                                        int32_t step_logits,
-                                                                        bool remap_mixed_steps) {
-  auto engine = MakeEngine(step_rows, step_logits, remap_mixed_steps);
+absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::LoadEngine(
+    int32_t step_rows, int32_t step_logits, const MakeRankWorker& make_worker,
+    bool remap_mixed_steps) {
+  auto engine = MakeEngine(step_rows, step_logits, make_worker, remap_mixed_steps);
   if (!engine.ok() && ranks_ != nullptr) ranks_->Leave(engine.status());
   return engine;
 }
 
-absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(int32_t step_rows,
-                                                                        int32_t step_logits,
-                                                                        bool remap_mixed_steps) {
+// A rank other than 0, until rank 0 ends.
+absl::Status NodeRuntime::Follow(model::ModelRunner& runner, const MakeRankWorker& make_worker) {
+  ThreadEventLoop loop;
+  health_.WatchLoop("loop", loop, absl::Seconds(30));
+  LYNX_ASSIGN_OR_RETURN(
+      auto engine,
+      transfer::UcxEngine::Create(
+          {.transports = config_.ucx_tls, .net_devices = config_.ucx_net_devices}, loop));
+  const std::string address = engine->LocalAddress();
+  std::unique_ptr<RankWorker> worker;
+  loop.RunAndWait([&] {
+    worker = make_worker(
+        {.identity = TransferIdentity(ranks_->incarnation(), runner, layout(), config_.rank),
+         .kv = runner.kv(),
+         .engine = std::move(engine),
+         .loop = loop,
+         .registry = registry_,
+         .rank0 = *ranks_});
+  });
+  const RankListener listener(
+      ranks_.get(), loop,
+      [&worker](int, const proto::RankMessage& message) { worker->OnMessage(message); });
+  const absl::Status status = ranks_->Follow(
+      runner, address, /*before_step=*/[&] { loop.RunAndWait([] {}); },
+      /*ready=*/
+      [this] {
+        // The leader drains and ends; this rank with it.
+        stop_.Arm();
+        health_.SetStarted();
+        telemetry::LogInfo("ready", {{"rank", absl::StrCat(config_.rank)}});
+      });
+  loop.Stop();
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
+    int32_t step_rows, int32_t step_logits, const MakeRankWorker& make_worker,
+    bool remap_mixed_steps) {
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config_.model));
   const DType compute = DTypeNamed(config_.compute_dtype).value();
   const DType kv_dtype =
@@ -250,15 +290,9 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(int32_t 
                                     },
                                 .load_progress = LogProgress(),
                                 .layout = ranks,
-                                .ranks = ranks_ == nullptr ? nullptr : ranks_->communicator(),
-                                .shared_kv = config_.rank > 0}));
+                                .ranks = ranks_ == nullptr ? nullptr : ranks_->communicator()}));
   if (config_.rank > 0) {
-    LYNX_RETURN_IF_ERROR(ranks_->Follow(*runner, [this] {
-      // The leader drains and ends; this rank with it.
-      stop_.Arm();
-      health_.SetStarted();
-      telemetry::LogInfo("ready", {{"rank", absl::StrCat(config_.rank)}});
-    }));
+    LYNX_RETURN_IF_ERROR(Follow(*runner, make_worker));
     return absl::CancelledError("the leader has ended");
   }
   if (ranks_ != nullptr) {

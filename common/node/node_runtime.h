@@ -21,6 +21,7 @@
 #include "common/node/node_config.h"
 #include "common/node/node_ranks.h"
 #include "common/node/rank_processes.h"
+#include "common/node/rank_worker.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
 
@@ -42,9 +43,10 @@ class NodeRuntime {
 
   // Loads the model and makes the engine; `step_logits` as in EngineOptions, `remap_mixed_steps` as
   // in RunnerOptions. Errors of ModelRunner::Load. Of several ranks, it waits until all have
-  // loaded; on those other than rank 0 it does what that one says, and returns when it ends:
-  // Cancelled.
+  // loaded; on those other than rank 0 it does what that one says, beside steps by what
+  // `make_worker` makes, and returns when it ends: Cancelled.
   absl::StatusOr<std::unique_ptr<engine::Engine>> LoadEngine(int32_t step_rows, int32_t step_logits,
+                                                             const MakeRankWorker& make_worker,
                                                              bool remap_mixed_steps = false);
 
   // The node serves: writes the announcement, answers /readyz with 200.
@@ -59,22 +61,28 @@ class NodeRuntime {
   telemetry::Registry& registry() { return registry_; }
   http::HealthPages& health() { return health_; }
   Incarnation incarnation() const { return incarnation_; }
+  // Of a node of several ranks, after LoadEngine(), of rank 0; otherwise null.
+  NodeRanks* ranks() { return ranks_.get(); }
+  model::ParallelLayout layout() const { return {.tp = config_.tp, .ep = config_.ep}; }
   const std::string& model_name() const { return model_name_; }
   int32_t max_context_tokens() const { return max_context_tokens_; }
 
  private:
-  NodeRuntime(const NodeConfig& config, const std::string& role);
+  NodeRuntime(const NodeConfig& config, const std::string& role, Incarnation incarnation);
   static absl::Status CreateRanks(const config::FlagSet& flags, NodeConfig& config,
-                                  const std::string& role, std::unique_ptr<NodeRanks>& ranks,
+                                  const std::string& role, Incarnation incarnation,
+                                  std::unique_ptr<NodeRanks>& ranks,
                                   std::optional<RankProcesses>& processes);
   absl::StatusOr<std::unique_ptr<engine::Engine>> MakeEngine(int32_t step_rows, int32_t step_logits,
+                                                             const MakeRankWorker& make_worker,
                                                              bool remap_mixed_steps);
+  absl::Status Follow(model::ModelRunner& runner, const MakeRankWorker& make_worker);
 
   const NodeConfig config_;
   const std::string role_;
   std::vector<int32_t> cpus_;  // Of the compute threads; empty: not pinned.
   const absl::Time began_ = SteadyClock::Instance().Now();
-  const Incarnation incarnation_ = RandomId();
+  const Incarnation incarnation_;
   StopSignal stop_{[](const char* why) { telemetry::LogWarning(why); }};
   telemetry::Registry registry_;
   http::HealthPages health_{registry_, SteadyClock::Instance()};

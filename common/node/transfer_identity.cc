@@ -4,14 +4,22 @@
 
 namespace lynx::node {
 
-transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRunner& runner) {
-  // Blocks travel with all their heads, whatever number of ranks share them.
-  const kv::KvLayout layout = runner.shards().layout();
-  return {.incarnation = incarnation,
-          .compatibility_hash = runner.compatibility_hash(),
-          .numeric_class = runner.numeric_class(),
-          .layout = transfer::DescribeLayout(layout, layout.kv_heads, /*tp_size=*/1, /*tp_rank=*/0,
-                                             /*head_begin=*/0)};
+int32_t FirstKvHead(const model::ModelSpec& spec, const model::ParallelLayout& layout,
+                    int32_t rank) {
+  const bool by_head = model::KvLayoutOf(spec, DType::kF32).kind == kv::KvKind::kGroupedHeads;
+  return by_head ? model::ShardOf(spec, layout, rank).kv_heads.begin : 0;
+}
+
+transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRunner& runner,
+                                        const model::ParallelLayout& layout, int32_t rank) {
+  const model::ModelSpec& spec = runner.spec();
+  const kv::KvLayout own = runner.kv().layout();
+  return {
+      .incarnation = incarnation,
+      .compatibility_hash = runner.compatibility_hash(),
+      .numeric_class = runner.numeric_class(),
+      .layout = transfer::DescribeLayout(own, model::KvLayoutOf(spec, own.dtype).kv_heads,
+                                         layout.world(), rank, FirstKvHead(spec, layout, rank))};
 }
 
 }  // namespace lynx::node

@@ -2,11 +2,18 @@
 
 #include "common/base/ids.h"
 #include "common/model/model_runner.h"
+#include "common/model/shard_plan.h"
 #include "common/transfer/handshake.h"
 
 namespace lynx::node {
 
-// What a node of one rank, holding every KV head, says of itself to the peers it exchanges KV with.
-transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRunner& runner);
+// What one rank of a node says of itself to those it exchanges KV with. `incarnation` is the
+// node's.
+transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRunner& runner,
+                                        const model::ParallelLayout& layout = {}, int32_t rank = 0);
+
+// The first KV head that the rank holds; of latents 0.
+int32_t FirstKvHead(const model::ModelSpec& spec, const model::ParallelLayout& layout,
+                    int32_t rank);
 
 }  // namespace lynx::node

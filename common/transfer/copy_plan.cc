@@ -90,6 +90,13 @@ int64_t HalfBytes(const proto::LayoutDescriptor& d, int64_t heads) {
   return heads * d.block_tokens() * d.head_dim() * ElementBytes(d.dtype());
 }
 
+// Ranks that hold the same head.
+int32_t Copies(const proto::LayoutDescriptor& d) {
+  return std::max(1, d.tp_size() / d.kv_heads_total());
+}
+// Which of them this one is.
+int32_t CopyOf(const proto::LayoutDescriptor& d) { return d.tp_rank() % Copies(d); }
+
 }  // namespace
 
 proto::LayoutDescriptor DescribeLayout(const kv::KvLayout& layout, int32_t kv_heads_total,
@@ -141,20 +148,17 @@ absl::StatusOr<CopyPlan> PlanCopy(const proto::LayoutDescriptor& from,
                   absl::StrCat(Describe(a), " in layer ", layer, " (", DescribeReaches(from), ")"),
                   absl::StrCat(Describe(b), " (", DescribeReaches(to), ")"));
   }
-  if (from.tp_size() != to.tp_size()) return differ("tp_size", from.tp_size(), to.tp_size());
-  if (from.head_begin() != to.head_begin() || from.head_end() != to.head_end()) {
-    return differ("the range of heads", absl::StrCat(from.head_begin(), "..", from.head_end()),
-                  absl::StrCat(to.head_begin(), "..", to.head_end()));
-  }
 
+  CopyPlan plan;
+  const int32_t begin = std::max(from.head_begin(), to.head_begin());
+  const int32_t heads = std::min(from.head_end(), to.head_end()) - begin;
+  if (heads <= 0 || CopyOf(from) != CopyOf(to) % Copies(from)) return plan;
   const int64_t from_heads = from.head_end() - from.head_begin();
   const int64_t to_heads = to.head_end() - to.head_begin();
-  const int64_t begin = std::max(from.head_begin(), to.head_begin());
-  const int64_t heads = std::min(from.head_end(), to.head_end()) - begin;
-  CopyPlan plan;
   const int64_t halves = from.kind() == proto::LayoutDescriptor::KIND_MLA ? 1 : 2;
-  plan.from_block_bytes = halves * HalfBytes(from, from_heads);
-  plan.to_block_bytes = halves * HalfBytes(to, to_heads);
+  plan.block_bytes = halves * HalfBytes(from, heads);
+  plan.to_head = begin - to.head_begin();
+  plan.heads = heads;
   for (int64_t half = 0; half < halves; ++half) {
     const CopySlice slice = {
         half * HalfBytes(from, from_heads) + HalfBytes(from, begin - from.head_begin()),

@@ -51,6 +51,7 @@ proto::Handshake MakeHandshake(const NodeIdentity& identity) {
   handshake.set_compatibility_hash(identity.compatibility_hash);
   handshake.set_numeric_class(identity.numeric_class);
   *handshake.mutable_layout() = identity.layout;
+  handshake.set_by_rank(true);
   return handshake;
 }
 
@@ -75,7 +76,22 @@ absl::StatusOr<CopyPlan> CheckHandshake(const NodeIdentity& self,
   }
   LYNX_RETURN_IF_ERROR(
       CheckCompatibility(header.handshake().compatibility_hash(), self.compatibility_hash));
-  return PlanCopy(header.handshake().layout(), self.layout);
+  const proto::LayoutDescriptor& layout = header.handshake().layout();
+  if (self.layout.tp_size() > 1 && !header.handshake().by_rank()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the sender knows nothing of nodes of several ranks, the receiver has tp_size ",
+        self.layout.tp_size()));
+  }
+  LYNX_ASSIGN_OR_RETURN(CopyPlan plan, PlanCopy(layout, self.layout));
+  if (plan.slices.empty()) {
+    const auto rank = [](const proto::LayoutDescriptor& d) {
+      return absl::StrCat("rank ", d.tp_rank(), " of ", d.tp_size(), " with heads ", d.head_begin(),
+                          "..", d.head_end());
+    };
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no heads are shared: the sender is ", rank(layout), ", the receiver ", rank(self.layout)));
+  }
+  return plan;
 }
 
 std::string ReplyMessage(const absl::Status& status) {

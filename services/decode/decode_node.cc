@@ -380,9 +380,9 @@ int64_t DecodeNode::Preempt(SequenceId id) {
 
 void DecodeNode::SwapOut(Stream& stream) {
   const engine::Sequence& sequence = *stream.sequence;
-  const kv::KvShards shards = engine_.runner().shards();
+  kv::KvArena& kv = engine_.runner().kv();
   const int32_t position = sequence.computed_tokens();
-  const int64_t bytes = kv::SwappedKv::BytesOf(shards.layout(), position);
+  const int64_t bytes = kv::SwappedKv::BytesOf(kv.layout(), position);
   int64_t space = options_.swap_space - bytes;
   for (const auto& [id, other] : streams_) {
     if (other.swapped.has_value()) space -= other.swapped->bytes();
@@ -392,7 +392,7 @@ void DecodeNode::SwapOut(Stream& stream) {
     return;
   }
   const absl::Time began = loop_.Now();
-  stream.swapped.emplace(shards, sequence.blocks(), position);
+  stream.swapped.emplace(kv, options_.ranks, sequence.blocks(), position);
   swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
   metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
 }
@@ -421,7 +421,7 @@ int32_t DecodeNode::SwapIn(Stream& stream) {
   table.ReleaseBefore(position);
   const absl::Status leased = table.Extend(pool, position);
   LYNX_CHECK_MSG(leased.ok(), std::string(leased.message()));
-  stream.swapped->Restore(engine_.runner().shards(), table, held_blocks);
+  stream.swapped->Restore(table, held_blocks);
   sequence.AdoptKv(std::move(table), position);
   stream.swapped.reset();
   return position;

@@ -15,7 +15,6 @@
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
 #include "common/kv/prefix_cache.h"
-#include "common/kv/swapped_kv.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
 #include "common/node/node_metrics.h"
@@ -23,6 +22,7 @@
 #include "common/node/step_time_fit.h"
 #include "common/proto/control.pb.h"
 #include "services/decode/handoff/kv_receiver.h"
+#include "services/decode/handoff/node_kv_copy.h"
 #include "services/decode/policy/step_policy.h"
 #include "services/decode/quality/quality_watch.h"
 #include "services/decode/scheduler/decode_scheduler.h"
@@ -48,7 +48,9 @@ class DecodeNode final : private node::NodeControl::Delegate,
     bool prefix_cache = true;            // A prefix that is here is not handed over again.
     int32_t max_sequences = 512;         // Granted and running together.
     DecodeScheduler::Options scheduler;  // Its groups are the engine's.
-    int64_t swap_space = 0;              // Bytes of copies of what preempted sequences held.
+    // Of each rank: bytes of copies of what preempted sequences held.
+    int64_t swap_space = 0;
+    node::RankChannel* ranks = nullptr;            // The node's others; null: there are none.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
   };
@@ -75,7 +77,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   struct Stream {
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
-    std::optional<kv::SwappedKv> swapped;  // While preempted, if it was copied.
+    std::optional<NodeKvCopy> swapped;  // While preempted, if it was copied.
     // It is exact, and its prompt came from another numeric class: computed again here, that would
     // have other bits.
     bool foreign_prompt = false;

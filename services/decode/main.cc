@@ -23,6 +23,7 @@
 #include "common/telemetry/log.h"
 #include "common/transfer/ucx_engine.h"
 #include "services/decode/decode_node.h"
+#include "services/decode/handoff/rank_receiver.h"
 #include "services/decode/policy/step_policy.h"
 #include "services/decode/quality/quality_watch.h"
 
@@ -73,10 +74,14 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
         absl::StrCat("--lynx-auto-gentlest ", config.auto_gentlest, " and --lynx-auto-harshest ",
                      config.auto_harshest, ": ", std::string(ladder.status().message())));
   }
-  LYNX_ASSIGN_OR_RETURN(
-      auto engine,
-      runtime.LoadEngine(config.node.step_rows, config.max_batch,
-                         /*remap_mixed_steps=*/config.lynx_mixed_steps == "piggyback"));
+  LYNX_ASSIGN_OR_RETURN(auto engine,
+                        runtime.LoadEngine(
+                            config.node.step_rows, config.max_batch,
+                            [](node::RankWorkerParts parts) {
+                              return std::make_unique<RankReceiver>(std::move(parts),
+                                                                    RankReceiver::Options{});
+                            },
+                            /*remap_mixed_steps=*/config.lynx_mixed_steps == "piggyback"));
   telemetry::LogInfo(
       "expert remapping",
       {{"policy", moe::ToString(policy->own())},
@@ -110,6 +115,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
           {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
   std::unique_ptr<DecodeNode> node;
   std::unique_ptr<KvReceiver> receiver;
+  ReceiverRanks ranks;
+  if (runtime.ranks() != nullptr) ranks = {runtime.ranks(), runtime.ranks()->endpoints()};
   node::ThreadStepExecutor executor(loop);
   loop.RunAndWait([&] {
     node = std::make_unique<DecodeNode>(
@@ -122,14 +129,19 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                                           .step_rows = config.node.step_rows,
                                           .pool_blocks = engine->pool().capacity_blocks()},
                             .swap_space = config.swap_space,
+                            .ranks = runtime.ranks(),
                             .max_lease = config.max_lease,
                             .router_timeout = config.node.router_timeout},
         *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
     receiver = std::make_unique<KvReceiver>(
-        node::TransferIdentity(runtime.incarnation(), engine->runner()), engine->runner().shards(),
-        std::move(transfer), loop, runtime.registry(), *node, KvReceiver::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
+        engine->runner().kv(), std::move(transfer), loop, runtime.registry(), *node,
+        KvReceiver::Options{}, std::move(ranks));
     node->Start(*receiver);
   });
+  const node::RankListener listener(
+      runtime.ranks(), loop,
+      [&](int rank, const proto::RankMessage& message) { receiver->OnRankMessage(rank, message); });
   const absl::Status ready = runtime.SetReady(channel->endpoint());
   if (ready.ok()) {
     runtime.RunUntilStopped(
@@ -147,10 +159,10 @@ int Main(int argc, const char* const* argv) {
   flags.AddInt("max-batch", &config.max_batch, {1, 4096}, "sequences advanced in one step");
   flags.AddInt("max-sequences", &config.max_sequences, {1, 1 << 20},
                "sequences granted and running; more are refused as busy");
-  flags.AddBytes(
-      "swap-space", &config.swap_space, {0},
-      "memory for the KV of preempted sequences where copying it is cheaper than computing "
-      "it again; 0 copies nothing");
+  flags.AddBytes("swap-space", &config.swap_space, {0},
+                 "memory of each rank for the KV of preempted sequences where copying it is "
+                 "cheaper than computing "
+                 "it again; 0 copies nothing");
   flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},
                     "longest life of a grant without a sign of its router");
   flags.AddString("lynx-policy", &config.lynx_policy,

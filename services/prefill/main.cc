@@ -16,6 +16,7 @@
 #include "common/node/transfer_identity.h"
 #include "common/rpc/zmq_channel.h"
 #include "common/transfer/ucx_engine.h"
+#include "services/prefill/handoff/rank_sender.h"
 #include "services/prefill/prefill_node.h"
 
 namespace lynx::prefill {
@@ -30,7 +31,11 @@ struct PrefillConfig {
 };
 
 absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
-  LYNX_ASSIGN_OR_RETURN(auto engine, runtime.LoadEngine(config.node.step_rows, config.step_logits));
+  LYNX_ASSIGN_OR_RETURN(
+      auto engine, runtime.LoadEngine(
+                       config.node.step_rows, config.step_logits, [](node::RankWorkerParts parts) {
+                         return std::make_unique<RankSender>(std::move(parts), KvSender::Options{});
+                       }));
   node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name());
   node::MoeMetrics moe_metrics(runtime.registry(), engine->runner().spec(), moe::Policy{});
 
@@ -52,8 +57,9 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   node::ThreadStepExecutor executor(loop);
   loop.RunAndWait([&] {
     sender = std::make_unique<KvSender>(
-        node::TransferIdentity(runtime.incarnation(), engine->runner()), engine->runner().shards(),
-        std::move(transfer), loop, runtime.registry(), KvSender::Options{});
+        node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
+        engine->runner().kv(), std::move(transfer), loop, runtime.registry(), KvSender::Options{},
+        runtime.ranks());
     node = std::make_unique<PrefillNode>(
         PrefillNode::Options{.incarnation = runtime.incarnation(),
                              .model_name = runtime.model_name(),
@@ -68,6 +74,9 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
         *engine, *sender, executor, loop, *channel, metrics, moe_metrics);
     node->Start();
   });
+  const node::RankListener listener(
+      runtime.ranks(), loop,
+      [&](int rank, const proto::RankMessage& message) { sender->OnRankMessage(rank, message); });
   const absl::Status ready = runtime.SetReady(channel->endpoint());
   if (ready.ok()) {
     runtime.RunUntilStopped(

@@ -568,7 +568,6 @@ TEST_F(HandoffFaultTest, MismatchesAreRefusedAtTheHandshakeNamingBothValues) {
       {"block_tokens", [](auto& id) { id.layout.set_block_tokens(32); }, "16", "32"},
       {"head_dim", [](auto& id) { id.layout.set_head_dim(64); }, "8", "64"},
       {"kv_heads_total", [](auto& id) { id.layout.set_kv_heads_total(4); }, "2", "4"},
-      {"tp_size", [](auto& id) { id.layout.set_tp_size(2); }, "1", "2"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);

@@ -54,12 +54,13 @@ def parse_metrics(text):
 class Process:
     """One binary, its log and its addresses."""
 
-    def __init__(self, folder, name, program, *arguments, env=None):
+    def __init__(self, folder, name, program, *arguments, env=None, within=()):
+        """`within`: a command that becomes the program, as in ip netns exec NAME."""
         self.name = name
         self.announce = folder / f"{name}.announce"
         self.log_path = folder / f"{name}.log"
         self.announce.unlink(missing_ok=True)
-        self.arguments = [str(BIN / program), *map(str, arguments), "--announce", str(self.announce)]
+        self.arguments = [*within, str(BIN / program), *map(str, arguments), "--announce", str(self.announce)]
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

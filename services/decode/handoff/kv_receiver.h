@@ -16,13 +16,16 @@
 #include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
 #include "common/kv/block_table.h"
-#include "common/kv/kv_shards.h"
+#include "common/kv/kv_arena.h"
+#include "common/node/rank_channel.h"
 #include "common/proto/control.pb.h"
 #include "common/proto/transfer.pb.h"
 #include "common/transfer/handshake.h"
 #include "common/transfer/staging_pool.h"
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_metrics.h"
+#include "services/decode/handoff/part_fill.h"
+#include "services/decode/handoff/prefill_peers.h"
 
 namespace lynx::decode {
 
@@ -36,6 +39,12 @@ struct Adopted {
   bool same_class = false;
 };
 
+// The other ranks of a node. Of a single rank: nothing.
+struct ReceiverRanks {
+  node::RankChannel* channel = nullptr;
+  std::vector<proto::RankEndpoint> endpoints;  // By rank; that of rank 0 without an address.
+};
+
 // Takes KV from prefill nodes: the decode side of docs/protocols/handoff.md.
 //
 // Payloads land in staging memory, are verified there and only then copied into the leased blocks,
@@ -45,6 +54,9 @@ struct Adopted {
 // A sequence is adopted only when the commit and, of every layer, every block that a row behind the
 // prompt attends to have arrived and matched their checksums. Each grant ends exactly once:
 // OnAdopt, OnFailed, or Cancel.
+//
+// In a node of several ranks this is rank 0's: it takes the heads that this rank holds, and a
+// RankReceiver of each other rank those of that one, in blocks of the same ids.
 //
 // All calls and callbacks are on the loop. Destruction ends everything without callbacks.
 class KvReceiver final : private transfer::TransferEngine::Receiver {
@@ -82,10 +94,11 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
     kv::BlockTable lease;       // Holds what rows behind the prompt attend to, at least.
   };
 
-  // What `kv` is of, `loop`, `registry` and `handler` outlive the receiver. Starts `engine`.
-  KvReceiver(transfer::NodeIdentity self, kv::KvShards kv,
+  // `kv`, `loop`, `registry`, `handler` and the channel outlive the receiver. Starts `engine`.
+  KvReceiver(transfer::NodeIdentity self, kv::KvArena& kv,
              std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
-             telemetry::Registry& registry, Handler& handler, const Options& options);
+             telemetry::Registry& registry, Handler& handler, const Options& options,
+             ReceiverRanks ranks = {});
   ~KvReceiver() override;
   KvReceiver(const KvReceiver&) = delete;
   KvReceiver& operator=(const KvReceiver&) = delete;
@@ -108,14 +121,16 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // and adopted sequences are ignored.
   void Cancel(uint64_t sequence);
 
+  // What another rank has told.
+  void OnRankMessage(int rank, const proto::RankMessage& message);
+
   size_t grants() const { return grants_.size(); }
   size_t peers() const { return peers_.size(); }
-  size_t staging_bytes() const { return staging_.used_bytes(); }
-  size_t quarantined_bytes() const { return staging_.quarantined_bytes(); }
+  size_t staging_bytes() const { return peers_.staging().used_bytes(); }
+  size_t quarantined_bytes() const { return peers_.staging().quarantined_bytes(); }
   transfer::TransferEngine& engine() { return *engine_; }
 
  private:
-  struct Peer;
   struct Grant;
 
   std::unique_ptr<transfer::Landing> OnMessage(transfer::PeerId peer,
@@ -125,52 +140,51 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
                  std::unique_ptr<transfer::Landing> payload) override;
   void OnPeerDown(transfer::PeerId peer, const absl::Status& reason) override;
 
-  std::unique_ptr<transfer::Landing> OnHandshake(transfer::PeerId peer,
-                                                 const proto::TransferHeader& header,
-                                                 size_t payload_bytes);
-  std::unique_ptr<transfer::Landing> OnKvPush(Peer& peer, const proto::KvPush& push,
+  std::unique_ptr<transfer::Landing> OnKvPush(PrefillPeer& peer, const proto::KvPush& push,
                                               size_t payload_bytes);
-  std::unique_ptr<transfer::Landing> OnCommit(Peer& peer, const proto::Commit& commit,
+  std::unique_ptr<transfer::Landing> OnCommit(PrefillPeer& peer, const proto::Commit& commit,
                                               size_t payload_bytes);
-  void OnAbort(Peer& peer, const proto::Abort& abort);
-  void OnHandshakePayload(Peer& peer, std::span<const std::byte> payload);
-  void OnKvPayload(Peer& peer, const proto::KvPush& push, std::span<const std::byte> payload);
-  void OnCommitPayload(Peer& peer, const proto::Commit& commit, std::span<const std::byte> payload);
+  void OnAbort(PrefillPeer& peer, const proto::Abort& abort);
+  void OnKvPayload(PrefillPeer& peer, const proto::KvPush& push,
+                   std::span<const std::byte> payload);
+  void OnCommitPayload(PrefillPeer& peer, const proto::Commit& commit,
+                       std::span<const std::byte> payload);
 
-  // The first block of the grant that is to arrive in the layer.
-  int32_t FirstWanted(const Grant& grant, int32_t layer) const;
-  // The live grant that a message of `peer` is for, which from then on takes data of that peer
-  // only. Null when there is none: the message is counted, its sender told.
-  Grant* FindLive(Peer& peer, uint64_t grant_id, uint32_t epoch);
+  // The live grant that a message of `peer` is for, which from then on takes data of that peer's
+  // node only. Null when there is none: the message is counted, its sender told.
+  Grant* FindLive(PrefillPeer& peer, uint64_t grant_id, uint32_t epoch);
+  // Whether the peer is of the node that fills the grant, and a rank of it not heard from so far.
+  bool Joins(const Grant& grant, const PrefillPeer& peer);
+  std::unique_ptr<transfer::Landing> Land(Grant& grant, const PrefillPeer& peer, size_t bytes);
   absl::Status CheckCommitBody(const Grant& grant, const proto::CommitBody& body) const;
   // Whether the prompt begins as the held prefix does. A hash may have said so wrongly.
   absl::Status CheckHeldPrefix(const Grant& grant, const proto::CommitBody& body) const;
   void AdoptIfComplete(Grant& grant);
+  bool OtherRanksFilled(const Grant& grant) const;
   void OnGrace(uint64_t grant_id);
   void OnLeaseTimer(uint64_t grant_id);
   // Ends the grant: frees its blocks, tells prefill, then the handler.
   void Fail(Grant& grant, const absl::Status& status);
   // Ends the grant's epoch: what it has received is void, the next one starts from nothing.
   void Fence(Grant& grant);
+  // The same, telling those that have sent.
+  void Refill(Grant& grant, const absl::Status& why);
   void ForgetData(Grant& grant);
-  void Pin(Grant& grant, Peer& peer);
+  void Pin(Grant& grant, PrefillPeer& peer);
   std::unique_ptr<Grant> Remove(Grant& grant);
-  void ReplyToCommit(transfer::PeerId peer, uint64_t grant_id, uint32_t epoch,
-                     const absl::Status& status);
-  void RefuseHandshake(transfer::PeerId peer, Incarnation sender, const absl::Status& status);
-  void SendControl(transfer::PeerId peer, const proto::TransferHeader& header);
+  void OpenOnOtherRanks(const Grant& grant);
+  void ReplyToSenders(const Grant& grant, const absl::Status& status);
   proto::GrantInfo Describe(const Grant& grant) const;
   void UpdateGauges();
 
-  const transfer::NodeIdentity self_;
-  const kv::KvShards kv_;
+  kv::KvArena& kv_;
   EventLoop& loop_;
   Handler& handler_;
   const Options options_;
-  transfer::StagingPool staging_;
+  ReceiverRanks ranks_;
   std::unique_ptr<transfer::TransferEngine> engine_;
   transfer::TransferMetrics metrics_;
-  std::map<transfer::PeerId, std::unique_ptr<Peer>> peers_;
+  PrefillPeers peers_;
   std::map<uint64_t, std::unique_ptr<Grant>> grants_;  // By grant id.
   std::map<uint64_t, uint64_t> by_sequence_;           // Grant ids.
   // The last grants adopted, so that a repeated commit hears the same answer.

@@ -33,6 +33,7 @@ struct KvSender::Item {
   int32_t layer = 0;
   int32_t first_block = 0;
   std::vector<kv::BlockId> blocks;
+  std::shared_ptr<const transfer::CopyPlan> plan;  // Of each block.
   std::shared_ptr<const std::string> commit_body;  // Set: the commit, not blocks.
 };
 
@@ -52,7 +53,12 @@ struct KvSender::Peer {
 struct KvSender::Handoff {
   HandoffId id = 0;
   proto::GrantInfo grant;
-  PeerId peer = 0;  // May be gone.
+  struct Link {
+    PeerId peer = 0;  // May be gone.
+    std::shared_ptr<const transfer::CopyPlan> plan;
+    int sends = 0;  // In the engine.
+  };
+  std::vector<Link> links;  // To the ranks of the decode node; of rank 0 the first to its rank 0.
   absl::Time deadline;
   TimerId timer = 0;
   Done done;
@@ -60,11 +66,21 @@ struct KvSender::Handoff {
   std::vector<bool> pushed;  // [layer][block of the grant]
   int64_t pushed_count = 0;
   bool committed = false;
-  int sends = 0;              // In the engine.
-  int64_t bytes_sending = 0;  // Of those.
+  int64_t bytes_sending = 0;  // In the engine.
+  int ranks_open = 0;         // Others that are not through with it.
   int64_t kv_bytes_sent = 0;
   absl::Time begun;
-  std::optional<absl::Status> end;  // Decided; waiting for `sends` to come to 0.
+  std::optional<absl::Status> end;  // Decided; waiting for sends, and for other ranks.
+
+  Link& LinkTo(PeerId peer) {
+    return *std::find_if(links.begin(), links.end(),
+                         [&](const Link& link) { return link.peer == peer; });
+  }
+  int sends() const {
+    int sum = 0;
+    for (const Link& link : links) sum += link.sends;
+    return sum;
+  }
 };
 
 size_t KvSender::PushedBit(const Handoff& handoff, int32_t layer, int32_t block) {
@@ -72,13 +88,14 @@ size_t KvSender::PushedBit(const Handoff& handoff, int32_t layer, int32_t block)
          static_cast<size_t>(block);
 }
 
-KvSender::KvSender(transfer::NodeIdentity self, kv::KvShards kv,
+KvSender::KvSender(transfer::NodeIdentity self, kv::KvArena& kv,
                    std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
-                   telemetry::Registry& registry, const Options& options)
+                   telemetry::Registry& registry, const Options& options, node::RankChannel* ranks)
     : self_(std::move(self)),
-      kv_(std::move(kv)),
+      kv_(kv),
       loop_(loop),
       options_(options),
+      ranks_(ranks),
       engine_(std::move(engine)),
       metrics_(registry, "send", engine_->TransportName()) {
   engine_->Start(*this);
@@ -90,6 +107,30 @@ KvSender::~KvSender() {
   loop_.CancelTimer(tick_);
   for (auto& [id, peer] : peers_) loop_.CancelTimer(peer->handshake_timer);
   for (auto& [id, handoff] : handoffs_) loop_.CancelTimer(handoff->timer);
+}
+
+absl::StatusOr<std::vector<std::pair<std::string, transfer::CopyPlan>>> KvSender::PlanLinks(
+    const proto::GrantInfo& grant) const {
+  std::vector<std::pair<std::string, transfer::CopyPlan>> links;
+  const int32_t ranks = std::max(1, grant.ranks_size());
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    proto::LayoutDescriptor to = self_.layout;
+    to.set_tp_size(ranks);
+    to.set_tp_rank(rank);
+    to.set_head_begin(grant.ranks().empty() ? 0 : grant.ranks(rank).head_begin());
+    to.set_head_end(grant.ranks().empty() ? to.kv_heads_total() : grant.ranks(rank).head_end());
+    LYNX_ASSIGN_OR_RETURN(transfer::CopyPlan plan, transfer::PlanCopy(self_.layout, to));
+    if (plan.slices.empty()) continue;
+    links.emplace_back(
+        grant.ranks().empty() ? grant.transfer_address() : grant.ranks(rank).transfer_address(),
+        std::move(plan));
+  }
+  if (self_.layout.tp_rank() == 0 &&
+      (links.empty() || links[0].first != grant.transfer_address())) {
+    return absl::InvalidArgumentError(absl::StrCat("grant ", HexId(grant.grant_id()),
+                                                   " of a node whose rank 0 does not hold head 0"));
+  }
+  return links;
 }
 
 absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& grant,
@@ -107,13 +148,18 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
     return absl::ResourceExhaustedError(
         absl::StrCat(handoffs_.size(), " hand-offs are under way, the limit"));
   }
-  LYNX_ASSIGN_OR_RETURN(Peer * peer, FindOrConnect(grant));
+  LYNX_ASSIGN_OR_RETURN(auto planned, PlanLinks(grant));
+  std::vector<Handoff::Link> links;
+  for (auto& [address, plan] : planned) {
+    LYNX_ASSIGN_OR_RETURN(const Peer* peer, FindOrConnect({grant.decode_incarnation(), address}));
+    links.push_back({peer->id, std::make_shared<const transfer::CopyPlan>(std::move(plan))});
+  }
 
   auto handoff = std::make_unique<Handoff>();
   const HandoffId id = next_handoff_++;
   handoff->id = id;
   handoff->grant = grant;
-  handoff->peer = peer->id;
+  handoff->links = std::move(links);
   handoff->deadline = deadline;
   handoff->done = std::move(done);
   handoff->held_blocks = grant.held_prefix_tokens() / kv::kBlockTokens;
@@ -121,14 +167,22 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
                          static_cast<size_t>(grant.blocks()));
   handoff->begun = loop_.Now();
   handoff->timer = loop_.RunAfter(deadline - loop_.Now(), [this, id] { OnTimer(id); });
-  peer->handoffs.insert(id);
+  for (const Handoff::Link& link : handoff->links) peers_.at(link.peer)->handoffs.insert(id);
+  if (ranks_ != nullptr) {
+    handoff->ranks_open = ranks_->others();
+    proto::RankMessage message;
+    proto::BeginHandoff& begin = *message.mutable_begin_handoff();
+    begin.set_handoff(id);
+    *begin.mutable_grant() = grant;
+    begin.set_deadline_us(absl::ToInt64Microseconds(deadline - handoff->begun));
+    ranks_->Tell(message);
+  }
   handoffs_[id] = std::move(handoff);
   UpdateGauges();
   return id;
 }
 
-absl::StatusOr<KvSender::Peer*> KvSender::FindOrConnect(const proto::GrantInfo& grant) {
-  const PeerKey key(grant.decode_incarnation(), grant.transfer_address());
+absl::StatusOr<KvSender::Peer*> KvSender::FindOrConnect(const PeerKey& key) {
   std::vector<PeerId> former;
   for (auto& [id, peer] : peers_) {
     if (peer->key == key) return peer.get();
@@ -198,9 +252,21 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
   }
   for (size_t i = 0; i < blocks.size(); ++i) handoff.pushed[base + i] = true;
   handoff.pushed_count += count;
-  Peer& peer = *peers_.at(handoff.peer);  // Were it gone, the hand-off would have ended.
-  peer.queue.push_back({id, layer, first_block, {blocks.begin(), blocks.end()}, nullptr});
-  Pump(peer);
+  for (const Handoff::Link& link : handoff.links) {
+    Peer& peer = *peers_.at(link.peer);  // Were it gone, the hand-off would have ended.
+    peer.queue.push_back(
+        {id, layer, first_block, {blocks.begin(), blocks.end()}, link.plan, nullptr});
+    Pump(peer);
+  }
+  if (ranks_ != nullptr) {
+    proto::RankMessage message;
+    proto::PushKv& push = *message.mutable_push_kv();
+    push.set_handoff(id);
+    push.set_layer(layer);
+    push.set_first_block(first_block);
+    push.mutable_blocks()->Assign(blocks.begin(), blocks.end());
+    ranks_->Tell(message);
+  }
   return absl::OkStatus();
 }
 
@@ -231,22 +297,45 @@ absl::Status KvSender::Commit(HandoffId id, const proto::CommitBody& body) {
                      handoff.committed ? "; committed before" : ""));
   }
   handoff.committed = true;
-  Peer& peer = *peers_.at(handoff.peer);
+  Peer& peer = *peers_.at(handoff.links[0].peer);
   peer.queue.push_back(
-      {id, 0, 0, {}, std::make_shared<const std::string>(body.SerializeAsString())});
+      {id, 0, 0, {}, nullptr, std::make_shared<const std::string>(body.SerializeAsString())});
   Pump(peer);
   return absl::OkStatus();
 }
 
 void KvSender::Abort(HandoffId id, const std::string& reason) {
   auto it = handoffs_.find(id);
-  if (it == handoffs_.end() || it->second->end.has_value()) return;
-  SendAbort(*it->second, reason);
-  End(*it->second, absl::CancelledError(reason));
+  if (it != handoffs_.end()) Fail(*it->second, absl::CancelledError(reason));
+}
+
+void KvSender::Finish(HandoffId id, const absl::Status& status) {
+  auto it = handoffs_.find(id);
+  if (it != handoffs_.end()) End(*it->second, status);
+}
+
+void KvSender::OnRankMessage(int rank, const proto::RankMessage& message) {
+  if (!message.has_handoff_ended()) return;
+  const proto::EndHandoff& ended = message.handoff_ended();
+  auto it = handoffs_.find(ended.handoff());
+  LYNX_CHECK(it != handoffs_.end());  // It waits for each rank.
+  it->second->ranks_open -= 1;
+  if (ended.status_code() != 0) {
+    Fail(*it->second, transfer::StatusFromReply(
+                          ended.status_code(), absl::StrCat("rank ", rank, ": ", ended.message())));
+  }
+  FinishIfIdle(ended.handoff());
+}
+
+void KvSender::Fail(Handoff& handoff, const absl::Status& status) {
+  if (handoff.end.has_value()) return;
+  SendAbort(handoff, std::string(status.message()));
+  End(handoff, status);
 }
 
 void KvSender::SendAbort(const Handoff& handoff, const std::string& reason) {
-  auto peer = peers_.find(handoff.peer);
+  if (self_.layout.tp_rank() != 0) return;  // Rank 0 does.
+  auto peer = peers_.find(handoff.links[0].peer);
   if (peer == peers_.end() || !peer->second->ready) return;
   proto::TransferHeader header =
       transfer::MakeHeader(self_.incarnation, handoff.grant.decode_incarnation());
@@ -264,7 +353,6 @@ void KvSender::SendControl(PeerId peer, const proto::TransferHeader& header) {
 
 void KvSender::Pump(Peer& peer) {
   if (!peer.ready) return;
-  const int64_t block_bytes = kv_.layout().BlockLayerBytes();
   while (!peer.queue.empty()) {
     Item& item = peer.queue.front();
     auto it = handoffs_.find(item.handoff);
@@ -274,6 +362,7 @@ void KvSender::Pump(Peer& peer) {
     }
     Item part;
     int64_t bytes = 0;
+    const int64_t block_bytes = item.plan == nullptr ? 0 : item.plan->block_bytes;
     if (item.commit_body != nullptr) {
       bytes = static_cast<int64_t>(item.commit_body->size());
     } else {
@@ -288,11 +377,9 @@ void KvSender::Pump(Peer& peer) {
       peer.queue.pop_front();
     } else {
       const auto count = static_cast<std::ptrdiff_t>(bytes / block_bytes);
-      part = {item.handoff,
-              item.layer,
-              item.first_block,
-              {item.blocks.begin(), item.blocks.begin() + count},
-              nullptr};
+      part = {item.handoff,     item.layer,
+              item.first_block, {item.blocks.begin(), item.blocks.begin() + count},
+              item.plan,        nullptr};
       if (count == static_cast<std::ptrdiff_t>(item.blocks.size())) {
         peer.queue.pop_front();
       } else {
@@ -322,13 +409,17 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
     push.set_first_block(item.first_block);
     for (kv::BlockId block : item.blocks) {
       const size_t first = payload.size();
-      kv_.Read(item.layer, block, payload);
+      const std::span<const std::byte> from = kv_.BlockLayerSpan(item.layer, block);
+      for (const transfer::CopySlice& slice : item.plan->slices) {
+        payload.push_back(
+            from.subspan(static_cast<size_t>(slice.from), static_cast<size_t>(slice.bytes)));
+      }
       push.add_checksums(transfer::Checksum(std::span(payload).subspan(first)));
     }
   }
   for (const auto& part : payload) bytes += static_cast<int64_t>(part.size());
   peer.in_flight += bytes;
-  handoff.sends += 1;
+  handoff.LinkTo(peer.id).sends += 1;
   handoff.bytes_sending += bytes;
   engine_->Send(peer.id, header.SerializeAsString(), std::move(payload),
                 [this, peer_id = peer.id, id = handoff.id, bytes,
@@ -342,15 +433,13 @@ void KvSender::OnSent(PeerId peer_id, HandoffId id, int64_t bytes, int64_t kv_by
   auto peer = peers_.find(peer_id);
   if (peer != peers_.end()) peer->second->in_flight -= bytes;
   Handoff& handoff = *handoffs_.at(id);  // Kept until its last send is over.
-  handoff.sends -= 1;
+  handoff.LinkTo(peer_id).sends -= 1;
   handoff.bytes_sending -= bytes;
   if (status.ok()) {
     handoff.kv_bytes_sent += kv_bytes;
-  } else if (!handoff.end.has_value()) {
-    const absl::Status end = absl::UnavailableError(
-        absl::StrCat("a send failed: ", absl::string_view(status.message())));
-    SendAbort(handoff, std::string(end.message()));
-    End(handoff, end);
+  } else {
+    Fail(handoff, absl::UnavailableError(
+                      absl::StrCat("a send failed: ", absl::string_view(status.message()))));
   }
   FinishIfIdle(id);
   peer = peers_.find(peer_id);
@@ -413,6 +502,7 @@ void KvSender::OnPayload(PeerId, std::span<const std::byte>, std::unique_ptr<tra
 }
 
 void KvSender::OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply) {
+  // What this end sends at the least; the sum over all of the peer's heads is no less.
   const int64_t block_bytes = kv_.layout().BlockLayerBytes();
   if (!reply.accepted()) {
     ClosePeer(peer.id,
@@ -450,10 +540,18 @@ void KvSender::OnCommitReply(Peer& peer, const proto::CommitReply& reply) {
     if (handoff.grant.grant_id() != reply.grant_id() || handoff.grant.epoch() != reply.epoch()) {
       continue;
     }
-    if (reply.status_code() == 0 && !handoff.committed) break;  // Nonsense: nothing to adopt yet.
-    End(handoff, reply.status_code() == 0
-                     ? absl::OkStatus()
-                     : transfer::StatusFromReply(reply.status_code(), reply.message()));
+    // Nonsense: nothing to adopt yet, or of another rank than that which commits.
+    if (reply.status_code() == 0 && (!handoff.committed || handoff.links[0].peer != peer.id)) {
+      break;
+    }
+    const absl::Status status =
+        reply.status_code() == 0 ? absl::OkStatus()
+                                 : transfer::StatusFromReply(reply.status_code(), reply.message());
+    if (handoff.links[0].peer == peer.id) {
+      End(handoff, status);
+    } else {
+      Fail(handoff, status);  // The node's rank 0 need not know.
+    }
     return;
   }
   metrics_.OnDropped(transfer::Drop::kLateReply);
@@ -486,7 +584,7 @@ void KvSender::ForgetPeer(PeerId id, const absl::Status& status, bool failed) {
                   {"handoffs", absl::StrCat(peer.handoffs.size())},
                   {"status", status.ToString()}});
   const std::set<HandoffId> handoffs = std::exchange(peer.handoffs, {});
-  for (HandoffId handoff : handoffs) End(*handoffs_.at(handoff), status);
+  for (HandoffId handoff : handoffs) Fail(*handoffs_.at(handoff), status);
   UpdateGauges();
 }
 
@@ -496,15 +594,18 @@ void KvSender::OnTimer(HandoffId id) {
   const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
       "hand-off of grant ", HexId(handoff.grant.grant_id()), " not over by its deadline"));
   if (late) metrics_.OnLeaseExpired();
-  if (handoff.sends == 0) {
-    SendAbort(handoff, std::string(status.message()));
-    End(handoff, status);
+  if (handoff.sends() == 0) {
+    Fail(handoff, status);  // Or it waits for other ranks, which have timers of their own.
     return;
   }
   // The peer is stuck: only a force-close makes the transport let go of the blocks.
-  const PeerId peer = handoff.peer;
-  if (late) handoff.end = status;
-  ClosePeer(peer, absl::UnavailableError("the connection was closed: the decode node is stuck"));
+  if (late) Fail(handoff, status);
+  const std::vector<Handoff::Link> links = handoff.links;
+  for (const Handoff::Link& link : links) {
+    if (link.sends == 0) continue;
+    ClosePeer(link.peer,
+              absl::UnavailableError("the connection was closed: the decode node is stuck"));
+  }
 }
 
 void KvSender::End(Handoff& handoff, absl::Status status) {
@@ -513,17 +614,30 @@ void KvSender::End(Handoff& handoff, absl::Status status) {
   loop_.CancelTimer(handoff.timer);
   const HandoffId id = handoff.id;
   handoff.timer = loop_.RunAfter(options_.drain_timeout, [this, id] { OnTimer(id); });
+  if (ranks_ != nullptr) {
+    proto::RankMessage message;
+    proto::EndHandoff& end = *message.mutable_end_handoff();
+    end.set_handoff(id);
+    end.set_status_code(static_cast<uint32_t>(handoff.end->code()));
+    end.set_message(transfer::ReplyMessage(*handoff.end));
+    ranks_->Tell(message);
+  }
   FinishIfIdle(id);
 }
 
 void KvSender::FinishIfIdle(HandoffId id) {
   auto it = handoffs_.find(id);
-  if (it == handoffs_.end() || !it->second->end.has_value() || it->second->sends > 0) return;
+  if (it == handoffs_.end() || !it->second->end.has_value() || it->second->sends() > 0 ||
+      it->second->ranks_open > 0) {
+    return;
+  }
   const std::unique_ptr<Handoff> handoff = std::move(it->second);
   handoffs_.erase(it);
   loop_.CancelTimer(handoff->timer);
-  auto peer = peers_.find(handoff->peer);
-  if (peer != peers_.end()) peer->second->handoffs.erase(id);
+  for (const Handoff::Link& link : handoff->links) {
+    auto peer = peers_.find(link.peer);
+    if (peer != peers_.end()) peer->second->handoffs.erase(id);
+  }
   metrics_.OnTransferEnd(*handoff->end, handoff->kv_bytes_sent, loop_.Now() - handoff->begun);
   UpdateGauges();
   loop_.Post(

@@ -15,7 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/concurrency/event_loop.h"
-#include "common/kv/kv_shards.h"
+#include "common/kv/kv_arena.h"
+#include "common/node/rank_channel.h"
 #include "common/proto/control.pb.h"
 #include "common/proto/transfer.pb.h"
 #include "common/transfer/handshake.h"
@@ -39,6 +40,10 @@ namespace lynx::prefill {
 // One connection per decode incarnation and address, opened by the first Begin, with a handshake
 // before any traffic. When it fails, every hand-off on it fails and the next Begin opens a new one.
 //
+// Of each block it sends each rank of the decode node what that one shares with this rank. In a
+// prefill node of several ranks each has a KvSender, and rank 0 tells the others what to send
+// (RankSender); it alone commits, and the hand-off's Done comes when all ranks are through with it.
+//
 // All calls and callbacks are on the loop. Destruction ends everything; callbacks that have not run
 // never will, and afterwards nothing reads the arenas.
 class KvSender final : private transfer::TransferEngine::Receiver {
@@ -58,10 +63,12 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   using HandoffId = uint64_t;
   using Done = std::function<void(const absl::Status&)>;
 
-  // What `kv` is of, `loop` and `registry` outlive the sender. Starts `engine`.
-  KvSender(transfer::NodeIdentity self, kv::KvShards kv,
+  // `kv`, `loop`, `registry` and `ranks` outlive the sender. `ranks`: of rank 0, the node's others;
+  // null: there are none. Starts `engine`.
+  KvSender(transfer::NodeIdentity self, kv::KvArena& kv,
            std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
-           telemetry::Registry& registry, const Options& options);
+           telemetry::Registry& registry, const Options& options,
+           node::RankChannel* ranks = nullptr);
   ~KvSender() override;
   KvSender(const KvSender&) = delete;
   KvSender& operator=(const KvSender&) = delete;
@@ -88,6 +95,12 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   // ignored.
   void Abort(HandoffId handoff, const std::string& reason);
 
+  // Of a rank other than 0: rank 0 says how the hand-off ended. Done(status) follows likewise.
+  void Finish(HandoffId handoff, const absl::Status& status);
+
+  // Of rank 0: what another rank has told.
+  void OnRankMessage(int rank, const proto::RankMessage& message);
+
   size_t handoffs() const { return handoffs_.size(); }
   size_t peers() const { return peers_.size(); }
   transfer::TransferEngine& engine() { return *engine_; }
@@ -107,7 +120,10 @@ class KvSender final : private transfer::TransferEngine::Receiver {
 
   // Of Handoff::pushed.
   static size_t PushedBit(const Handoff& handoff, int32_t layer, int32_t block);
-  absl::StatusOr<Peer*> FindOrConnect(const proto::GrantInfo& grant);
+  // What this rank sends to each rank of the grant's node.
+  absl::StatusOr<std::vector<std::pair<std::string, transfer::CopyPlan>>> PlanLinks(
+      const proto::GrantInfo& grant) const;
+  absl::StatusOr<Peer*> FindOrConnect(const PeerKey& key);
   void OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply);
   void OnCommitReply(Peer& peer, const proto::CommitReply& reply);
   void Pump(Peer& peer);
@@ -120,18 +136,21 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   // The peer is gone from the engine already, or never mattered to it again.
   void ForgetPeer(transfer::PeerId peer, const absl::Status& status, bool failed = true);
   void OnTimer(HandoffId handoff);
+  // It can succeed no more; the decode node is told.
+  void Fail(Handoff& handoff, const absl::Status& status);
   // Decides how the hand-off ended, unless that is decided already.
   void End(Handoff& handoff, absl::Status status);
-  // Reports an ended hand-off once its last send is over.
+  // Reports an ended hand-off once its last send is over, on all ranks.
   void FinishIfIdle(HandoffId handoff);
   void SendAbort(const Handoff& handoff, const std::string& reason);
   void SendControl(transfer::PeerId peer, const proto::TransferHeader& header);
   void UpdateGauges();
 
   const transfer::NodeIdentity self_;
-  const kv::KvShards kv_;
+  kv::KvArena& kv_;
   EventLoop& loop_;
   const Options options_;
+  node::RankChannel* const ranks_;
   std::unique_ptr<transfer::TransferEngine> engine_;
   transfer::TransferMetrics metrics_;
   std::map<transfer::PeerId, std::unique_ptr<Peer>> peers_;

@@ -78,36 +78,5 @@ TEST(HugeBufferTest, TellsHowMuchLiesInHugePages) {
   EXPECT_GT(buffer.HugePageBytes(), 0);
 }
 
-TEST(HugeBufferTest, SharedMemoryIsSeenByAllWhoAttach) {
-  auto buffer = HugeBuffer::CreateShared(5000, "a test");
-  ASSERT_THAT(buffer, IsOk());
-  EXPECT_EQ(buffer->data()[4999], std::byte{0});
-  auto other = HugeBuffer::Attach(buffer->handle(), 5000, "a test");
-  ASSERT_THAT(other, IsOk());
-  EXPECT_NE(other->data(), buffer->data());
-  buffer->data()[4999] = std::byte{7};
-  EXPECT_EQ(other->data()[4999], std::byte{7});
-  other->data()[0] = std::byte{8};
-  EXPECT_EQ(buffer->data()[0], std::byte{8});
-  EXPECT_TRUE(other->handle().empty());
-}
-
-TEST(HugeBufferTest, OnlyTheMemoryThatIsMeantIsAttachedTo) {
-  auto buffer = HugeBuffer::CreateShared(5000, "a test");
-  auto another = HugeBuffer::CreateShared(5000, "a test");
-  ASSERT_THAT(buffer, IsOk());
-  ASSERT_THAT(another, IsOk());
-  const std::string path = buffer->handle().substr(0, buffer->handle().find(' '));
-  const std::string name = another->handle().substr(another->handle().find(' '));
-  for (const std::string& handle : {path + name, path, std::string("/etc/passwd lynx-0"),
-                                    std::string("/proc/self/fd/0 x"), std::string()}) {
-    EXPECT_THAT(HugeBuffer::Attach(handle, 5000, "a test"),
-                StatusIs(absl::StatusCode::kNotFound, HasSubstr("for a test")))
-        << handle;
-  }
-  EXPECT_THAT(HugeBuffer::Attach(buffer->handle(), HugeBuffer::kAlignment + 1, "a test"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("2097153 are wanted")));
-}
-
 }  // namespace
 }  // namespace lynx

@@ -1,5 +1,6 @@
 #include "common/collective/rank_group.h"
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/mutex.h"
 #include "common/collective/frame_socket.h"
 #include "common/collective/gloo_communicator.h"
 #include "gmock/gmock.h"
@@ -26,7 +28,30 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
+// What a rank is told beside messages, from any thread.
+class Told {
+ public:
+  void Add(int rank, std::string message) {
+    MutexLock lock(mu_);
+    all_.emplace_back(rank, std::move(message));
+    changed_.NotifyAll();
+  }
+  std::vector<std::pair<int, std::string>> Wait(size_t count) {
+    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoSeconds(kLong);
+    MutexLock lock(mu_);
+    while (all_.size() < count && changed_.WaitUntil(mu_, deadline)) {
+    }
+    return all_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<std::pair<int, std::string>> all_ LYNX_GUARDED_BY(mu_);
+};
+
 struct Rank {
+  Told told;
   testing::ToldStatus lost;
   testing::ToldStatus refused;
   std::unique_ptr<RankGroup> group;
@@ -39,6 +64,7 @@ struct Rank {
             .start_timeout = kLong,
             .silence = kLong,
             .on_lost = [this](const absl::Status& status) { lost.Set(status); },
+            .on_told = [this](int from, std::string text) { told.Add(from, std::move(text)); },
             .on_refused = [this](const absl::Status& status) { refused.Set(status); }};
   }
   void Create(const RankGroup::Options& options) {
@@ -96,6 +122,24 @@ TEST_F(RankGroupTest, TheLeaderTellsAllAndHearsOfEach) {
     EXPECT_THAT(other->group->Report(absl::StrCat("loaded ", other->group->rank())), IsOk());
   }
   EXPECT_THAT(leader_.group->Reports().value(), ElementsAre("", "loaded 1", "loaded 2"));
+}
+
+TEST_F(RankGroupTest, WhatIsToldIsHeardAtOnceWhileNobodyReceives) {
+  Form(3);
+  for (int i = 0; i < 5000; ++i) {  // More than messages may wait.
+    EXPECT_THAT(leader_.group->Tell(absl::StrCat(i)), IsOk());
+  }
+  for (const auto& other : others_) {
+    const auto told = other->told.Wait(5000);
+    ASSERT_EQ(told.size(), 5000u);
+    for (size_t i = 0; i < told.size(); ++i) {
+      EXPECT_EQ(told[i], std::pair(0, absl::StrCat(i)));
+    }
+  }
+  EXPECT_THAT(others_[1]->group->Tell("from 2"), IsOk());
+  EXPECT_THAT(leader_.told.Wait(1), ElementsAre(std::pair<int, std::string>(2, "from 2")));
+  EXPECT_THAT(others_[0]->group->Tell("from 1"), IsOk());
+  EXPECT_EQ(leader_.told.Wait(2).back(), (std::pair<int, std::string>(1, "from 1")));
 }
 
 TEST_F(RankGroupTest, WhatOneRankPutsAllGet) {

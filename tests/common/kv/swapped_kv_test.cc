@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/kv/block_table.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 
@@ -50,7 +51,7 @@ TEST(SwappedKvTest, ComesBackBitForBitInOtherBlocks) {
       auto table = BlockTable::Acquire(pool, position, position + 1);
       ASSERT_THAT(table, IsOk());
       const std::vector<std::byte> want = Read(**arena, *table, position);
-      const SwappedKv copy(**arena, *table, position);
+      const SwappedKv copy(**arena, table->blocks(), position);
       EXPECT_EQ(copy.position(), position);
       EXPECT_EQ(copy.bytes(), static_cast<int64_t>(want.size()));
       EXPECT_EQ(copy.bytes(), SwappedKv::BytesOf(layout, position));
@@ -60,7 +61,7 @@ TEST(SwappedKvTest, ComesBackBitForBitInOtherBlocks) {
       ASSERT_THAT(other, IsOk());
       auto back = BlockTable::Acquire(pool, position, position + 40);
       ASSERT_THAT(back, IsOk());
-      copy.Restore(**arena, *back);
+      copy.Restore(**arena, back->blocks());
       EXPECT_EQ(Read(**arena, *back, position), want);
     }
     EXPECT_EQ(pool.free_blocks(), 64);
@@ -82,9 +83,9 @@ TEST(SwappedKvTest, BlocksThatOthersReadAreNotWritten) {
   auto table = BlockTable::Acquire(pool, 0, 40);
   ASSERT_THAT(table, IsOk());
   fill(*table, 3, 1);
-  const SwappedKv copy(**arena, *table, 40);
+  const SwappedKv copy(**arena, table->blocks(), 40);
   fill(*table, 3, 2);
-  copy.Restore(**arena, *table, /*first_block=*/2);
+  copy.Restore(**arena, table->blocks(), /*first_block=*/2);
   for (int32_t layer = 0; layer < layout.layers; ++layer) {
     const auto byte = [&](size_t block) {
       return (*arena)->BlockLayerSpan(layer, table->group(0)[block])[0];
@@ -93,41 +94,6 @@ TEST(SwappedKvTest, BlocksThatOthersReadAreNotWritten) {
     EXPECT_EQ(byte(1), std::byte(2));
     EXPECT_EQ(byte(2), std::byte(1));
   }
-}
-
-TEST(SwappedKvTest, TakesTheHeadsOfAllRanks) {
-  const KvLayout whole{.layers = 2, .kv_heads = 4, .head_dim = 8, .dtype = DType::kF32};
-  KvLayout half = whole;
-  half.kv_heads = 2;
-  auto first = KvArena::Create(half, 8);
-  auto second = KvArena::Create(half, 8);
-  ASSERT_THAT(first, IsOk());
-  ASSERT_THAT(second, IsOk());
-  const auto kv = KvShards::Create(whole, {{first->get(), 0}, {second->get(), 2}});
-  ASSERT_THAT(kv, IsOk());
-  BlockPool pool(8, whole.groups);
-  auto table = BlockTable::Acquire(pool, 20, 21);
-  ASSERT_THAT(table, IsOk());
-  std::vector<std::byte> want[2];
-  for (size_t rank = 0; rank < 2; ++rank) {
-    KvArena& arena = rank == 0 ? **first : **second;
-    for (int32_t layer = 0; layer < whole.layers; ++layer) {
-      for (BlockId block = 0; block < 8; ++block) {
-        for (std::byte& byte : arena.BlockLayerSpan(layer, block)) {
-          byte = std::byte(layer * 16 + block + static_cast<int32_t>(rank) * 128);
-        }
-      }
-    }
-    want[rank] = Read(arena, *table, 20);
-  }
-  const SwappedKv copy(*kv, *table, 20);
-  EXPECT_EQ(copy.bytes(), static_cast<int64_t>(want[0].size() + want[1].size()));
-  auto other = BlockTable::Acquire(pool, 20, 21);
-  ASSERT_THAT(other, IsOk());
-  ASSERT_NE(Read(**first, *other, 20), want[0]);
-  copy.Restore(*kv, *other);
-  EXPECT_EQ(Read(**first, *other, 20), want[0]);
-  EXPECT_EQ(Read(**second, *other, 20), want[1]);
 }
 
 }  // namespace

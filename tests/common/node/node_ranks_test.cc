@@ -127,12 +127,11 @@ class TestNode {
     model::RunnerOptions options = RunnerOptions();
     options.layout = layout;
     options.ranks = (*ranks)->communicator();
-    options.shared_kv = true;
     options.kv_blocks = changes.kv_blocks_of_last;
     auto own = model::ModelRunner::Load(options);
     if (!own.ok()) return own.status();
     FailingRunner runner(*std::move(own), changes.last_fails_from);
-    return (*ranks)->Follow(runner, nullptr);
+    return (*ranks)->Follow(runner, /*address=*/"", nullptr, nullptr);
   }
 
   std::vector<std::unique_ptr<testing::ToldStatus>> lost_;
@@ -187,39 +186,6 @@ TEST(NodeRanksTest, GreedyTokensAreThoseOfASingleRank) {
     ASSERT_THAT(node.status(), IsOk());
     EXPECT_EQ(Generate(node.runner()), tokens);
     for (const absl::Status& followed : node.End()) EXPECT_THAT(followed, IsOk());
-  }
-}
-
-// What a hand-off does: blocks go from the ranks of one node to those of another.
-TEST(NodeRanksTest, KvGoesBetweenNodesOfAnyWidths) {
-  TestNode single(1, 1);
-  const std::vector<TokenId> tokens = Generate(single.runner());
-  for (const int32_t from : {1, 2, 4}) {
-    TestNode prefill(from, from);
-    ASSERT_THAT(prefill.status(), IsOk());
-    ASSERT_THAT(Prefill(prefill.runner()), IsOk());
-    const TokenId first = Best(prefill.runner().logits());
-    for (const int32_t to : {1, 2, 4}) {
-      SCOPED_TRACE(absl::StrCat("tp ", from, " to tp ", to));
-      TestNode decode(to, 1);
-      ASSERT_THAT(decode.status(), IsOk());
-      const kv::KvShards source = prefill.runner().shards();
-      const kv::KvShards target = decode.runner().shards();
-      ASSERT_TRUE(source.layout() == target.layout());
-      for (int32_t layer = 0; layer < source.layout().layers; ++layer) {
-        for (const kv::BlockId block : kTable) {
-          std::vector<std::span<const std::byte>> parts;
-          source.Read(layer, block, parts);
-          int64_t offset = 0;
-          for (const auto& part : parts) {
-            target.Write(layer, block, offset, part);
-            offset += static_cast<int64_t>(part.size());
-          }
-          ASSERT_EQ(offset, target.layout().BlockLayerBytes());
-        }
-      }
-      EXPECT_EQ(Decode(decode.runner(), first, 12), tokens);
-    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "common/transfer/copy_plan.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -16,7 +17,9 @@ namespace {
 using ::lynx::testing::IsOk;
 using ::lynx::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 const kv::KvLayout kLayout = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = DType::kBf16};
@@ -29,26 +32,70 @@ proto::LayoutDescriptor Descriptor() { return DescribeLayout(kLayout, 2, 1, 0, 0
 TEST(CopyPlanTest, EqualLayoutsCopyTheBlockAsItIs) {
   auto plan = PlanCopy(Descriptor(), Descriptor());
   ASSERT_THAT(plan, IsOk());
-  EXPECT_EQ(plan->from_block_bytes, kLayout.BlockLayerBytes());
-  EXPECT_EQ(plan->to_block_bytes, kLayout.BlockLayerBytes());
+  EXPECT_EQ(plan->block_bytes, kLayout.BlockLayerBytes());
+  EXPECT_EQ(plan->to_head, 0);
+  EXPECT_EQ(plan->heads, 2);
   ASSERT_THAT(plan->slices, SizeIs(1));
   EXPECT_EQ(plan->slices[0], (CopySlice{0, 0, kLayout.BlockLayerBytes()}));
 }
 
-TEST(CopyPlanTest, TheSecondRankOfAPairCopiesItsOwnHeads) {
+TEST(CopyPlanTest, TwoRanksCopyTheHeadsThatBothHold) {
+  kv::KvLayout all = kLayout;
+  all.kv_heads = 4;
   const auto rank1 = DescribeLayout(kLayout, 4, 2, 1, 2);
-  EXPECT_THAT(PlanCopy(rank1, rank1), IsOk());
-  EXPECT_THAT(
-      PlanCopy(DescribeLayout(kLayout, 4, 2, 0, 0), rank1),
-      StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("0..2"), HasSubstr("2..4"))));
+  auto same = PlanCopy(rank1, rank1);
+  ASSERT_THAT(same, IsOk());
+  EXPECT_EQ(same->block_bytes, kLayout.BlockLayerBytes());
+  auto none = PlanCopy(DescribeLayout(kLayout, 4, 2, 0, 0), rank1);
+  ASSERT_THAT(none, IsOk());
+  EXPECT_THAT(none->slices, IsEmpty());
+  // K and V of heads 2 and 3 of four.
+  const int64_t half = kLayout.BlockLayerBytes() / 2;
+  auto into = PlanCopy(rank1, DescribeLayout(all, 4, 1, 0, 0));
+  ASSERT_THAT(into, IsOk());
+  EXPECT_EQ(into->block_bytes, 2 * half);
+  EXPECT_EQ(into->to_head, 2);
+  EXPECT_EQ(into->heads, 2);
+  EXPECT_THAT(into->slices, ElementsAre(CopySlice{0, half, half}, CopySlice{half, 3 * half, half}));
+  auto out_of = PlanCopy(DescribeLayout(all, 4, 1, 0, 0), rank1);
+  ASSERT_THAT(out_of, IsOk());
+  EXPECT_EQ(out_of->to_head, 0);
+  EXPECT_THAT(out_of->slices,
+              ElementsAre(CopySlice{half, 0, half}, CopySlice{3 * half, half, half}));
+}
+
+// Every head of every receiver has one sender, of those that hold it a different one for each copy.
+TEST(CopyPlanTest, OneRankSendsAHeadThatSeveralHold) {
+  kv::KvLayout one = kLayout;
+  one.kv_heads = 1;
+  const auto rank_of = [&](int32_t tp, int32_t rank) {
+    return tp == 1 ? DescribeLayout(kLayout, 2, 1, 0, 0)
+                   : DescribeLayout(one, 2, tp, rank, rank / (tp / 2));
+  };
+  for (const int32_t from : {1, 2, 4, 8}) {
+    for (const int32_t to : {1, 2, 4, 8}) {
+      std::vector<int> sends(static_cast<size_t>(from));
+      for (int32_t receiver = 0; receiver < to; ++receiver) {
+        int32_t heads = 0;
+        for (int32_t sender = 0; sender < from; ++sender) {
+          auto plan = PlanCopy(rank_of(from, sender), rank_of(to, receiver));
+          ASSERT_THAT(plan, IsOk());
+          heads += plan->heads;
+          sends[static_cast<size_t>(sender)] += plan->slices.empty() ? 0 : 1;
+        }
+        EXPECT_EQ(heads, to == 1 ? 2 : 1) << from << " to " << to << " rank " << receiver;
+      }
+      if (to < from) continue;
+      EXPECT_EQ(*std::ranges::min_element(sends), *std::ranges::max_element(sends));
+    }
+  }
 }
 
 TEST(CopyPlanTest, LatentsAreCopiedWhole) {
   const auto latents = DescribeLayout(kLatents, 1, 1, 0, 0);
   auto plan = PlanCopy(latents, latents);
   ASSERT_THAT(plan, IsOk());
-  EXPECT_EQ(plan->from_block_bytes, 16 * 72 * 2);
-  EXPECT_EQ(plan->to_block_bytes, 16 * 72 * 2);
+  EXPECT_EQ(plan->block_bytes, 16 * 72 * 2);
   ASSERT_THAT(plan->slices, SizeIs(1));
   EXPECT_EQ(plan->slices[0], (CopySlice{0, 0, kLatents.BlockLayerBytes()}));
   auto two = latents;
@@ -121,6 +168,29 @@ TEST(HandshakeTest, AnotherVersionIsRefusedNamingBoth) {
   header.set_version(99);
   EXPECT_THAT(CheckHandshake(self, header), StatusIs(absl::StatusCode::kFailedPrecondition,
                                                      AllOf(HasSubstr("99"), HasSubstr("1"))));
+}
+
+TEST(HandshakeTest, RanksThatShareNothingAreRefusedNamingBoth) {
+  const NodeIdentity receiver = {7, "hash", "class", DescribeLayout(kLayout, 4, 2, 1, 2)};
+  const NodeIdentity sender = {9, "hash", "class", DescribeLayout(kLayout, 4, 2, 0, 0)};
+  proto::TransferHeader header = MakeHeader(9, 7);
+  *header.mutable_handshake() = MakeHandshake(sender);
+  EXPECT_THAT(CheckHandshake(receiver, header),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 0 of 2 with heads 0..2"),
+                             HasSubstr("rank 1 of 2 with heads 2..4"))));
+}
+
+TEST(HandshakeTest, ASenderThatKnowsNothingOfRanksIsRefusedByThem) {
+  kv::KvLayout whole = kLayout;
+  whole.kv_heads = 4;
+  const NodeIdentity sender = {9, "hash", "class", DescribeLayout(whole, 4, 1, 0, 0)};
+  proto::TransferHeader header = MakeHeader(9, 7);
+  *header.mutable_handshake() = MakeHandshake(sender);
+  header.mutable_handshake()->clear_by_rank();
+  EXPECT_THAT(CheckHandshake({7, "hash", "class", sender.layout}, header), IsOk());
+  EXPECT_THAT(CheckHandshake({7, "hash", "class", DescribeLayout(kLayout, 4, 2, 0, 0)}, header),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("knows nothing of nodes")));
 }
 
 TEST(HandshakeTest, AFormerIncarnationIsUnavailable) {
