@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -239,9 +240,10 @@ def test_start_up_ends_where_a_rank_is_cut_off(hosts):
             assert node[1].process.wait(GONE_WITHIN) == 1
             assert "rank 0 is lost" in node[1].log()
             assert node[0].process.wait(6 + GONE_WITHIN) == 1
-            assert "ranks that did not come within 6s: 1, 3" in node[0].log()
+            # Rank 2 may have given up a moment before.
+            assert re.search("ranks that did not come within 6s: 1, (2, )?3", node[0].log())
             assert node[2].process.wait(GONE_WITHIN) == 1
-            assert "1, 3" in node[2].log()  # In the leader's words.
+            assert "1, 3" in node[2].log() or "was not joined by all within 6s" in node[2].log()
         finally:
             hosts.mend(1)
             end(*node)
