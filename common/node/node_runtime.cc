@@ -63,6 +63,10 @@ absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
 // How long the ranks that this process has started may take to end after it has told them.
 constexpr absl::Duration kRankEndTimeout = absl::Seconds(5);
 
+// Far above what a chunk of a prompt takes on the slowest machine that is of use: a restart loses
+// all sequences.
+constexpr absl::Duration kStuckStep = absl::Minutes(5);
+
 std::string Giga(double number) { return absl::StrFormat("%.2f", number / 1e9); }
 
 std::function<void(int64_t, int64_t)> LogProgress() {
@@ -331,6 +335,10 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
                                           engine::EngineOptions{.vocab_size = spec.vocab_size,
                                                                 .max_step_rows = step_rows,
                                                                 .max_step_logits = step_logits});
+}
+
+std::function<void(bool)> NodeRuntime::WatchSteps() {
+  return [step = health_.AddHeartbeat("step", kStuckStep)](bool busy) { step->SetBusy(busy); };
 }
 
 absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {

@@ -52,6 +52,10 @@ class NodeRuntime {
   // The node serves: writes the announcement, answers /readyz with 200.
   absl::Status SetReady(const std::string& control_endpoint);
 
+  // For the executor of the node's steps: from now on a step that does not end makes the process
+  // not alive (/livez), while its loop and pages still answer.
+  std::function<void(bool)> WatchSteps();
+
   // Blocks until a signal asks the process to end; then not ready, runs `drain` on the loop, and
   // waits until `idle`, asked on the loop, says so or the drain timeout has passed. The loop is
   // stopped when this returns: destroy what runs on it.

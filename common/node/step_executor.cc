@@ -6,8 +6,8 @@
 
 namespace lynx::node {
 
-ThreadStepExecutor::ThreadStepExecutor(EventLoop& loop)
-    : loop_(loop), thread_([this] { Loop(); }) {}
+ThreadStepExecutor::ThreadStepExecutor(EventLoop& loop, std::function<void(bool)> on_busy)
+    : loop_(loop), on_busy_(std::move(on_busy)), thread_([this] { Loop(); }) {}
 
 ThreadStepExecutor::~ThreadStepExecutor() {
   {
@@ -38,8 +38,10 @@ void ThreadStepExecutor::Loop() {
       step = std::exchange(step_, nullptr);
       done = std::exchange(done_, nullptr);
     }
+    if (on_busy_) on_busy_(true);
     step();
     step = nullptr;
+    if (on_busy_) on_busy_(false);
     {
       MutexLock lock(mu_);
       busy_ = false;

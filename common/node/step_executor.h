@@ -22,7 +22,8 @@ class StepExecutor {
 // A thread of its own, so that a long step never holds up heartbeats, cancellations or KV traffic.
 class ThreadStepExecutor final : public StepExecutor {
  public:
-  explicit ThreadStepExecutor(EventLoop& loop);
+  // `on_busy` hears, on any thread, that a step begins (true) and that it is over; may be null.
+  explicit ThreadStepExecutor(EventLoop& loop, std::function<void(bool)> on_busy = nullptr);
   ~ThreadStepExecutor() override;  // Waits for the running step.
 
   void Run(std::function<void()> step, std::function<void()> done) override LYNX_EXCLUDES(mu_);
@@ -31,6 +32,7 @@ class ThreadStepExecutor final : public StepExecutor {
   void Loop() LYNX_EXCLUDES(mu_);
 
   EventLoop& loop_;
+  const std::function<void(bool)> on_busy_;
   Mutex mu_;
   CondVar wake_;
   std::function<void()> step_ LYNX_GUARDED_BY(mu_);

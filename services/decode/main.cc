@@ -117,7 +117,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   std::unique_ptr<KvReceiver> receiver;
   ReceiverRanks ranks;
   if (runtime.ranks() != nullptr) ranks = {runtime.ranks(), runtime.ranks()->endpoints()};
-  node::ThreadStepExecutor executor(loop);
+  node::ThreadStepExecutor executor(loop, runtime.WatchSteps());
   loop.RunAndWait([&] {
     node = std::make_unique<DecodeNode>(
         DecodeNode::Options{.incarnation = runtime.incarnation(),

@@ -54,7 +54,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
           {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
   std::unique_ptr<KvSender> sender;
   std::unique_ptr<PrefillNode> node;
-  node::ThreadStepExecutor executor(loop);
+  node::ThreadStepExecutor executor(loop, runtime.WatchSteps());
   loop.RunAndWait([&] {
     sender = std::make_unique<KvSender>(
         node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
