@@ -126,6 +126,21 @@ def test_an_idle_cluster_shows_zeros_and_no_nan(watched):
     assert prometheus.query('ALERTS{alertname=~"Lynx.*",alertstate="firing"}') == []
 
 
+def test_an_alert_fires_for_a_role_that_is_gone_and_ends_when_it_is_back(watched):
+    cluster, prometheus = watched
+
+    def firing():
+        return [labels["role"] for labels, _ in
+                prometheus.query('ALERTS{alertname="LynxNoReadyNodes",alertstate="firing"}')]
+
+    cluster.nodes["decode-0"].kill()
+    wait_for(lambda: firing() == ["decode"], 40, "alert for decode nodes")
+    cluster.restart_node("decode-0")
+    prometheus.write_targets()
+    cluster.wait_ready()
+    wait_for(lambda: not firing(), 40, "end of the alert")
+
+
 def wait_all_panels(prometheus):
     seen = set()
 
