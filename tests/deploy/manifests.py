@@ -14,7 +14,7 @@ K8S = ROOT / "deploy" / "k8s"
 KUBECTL = pathlib.Path(sys.executable).parent / "kubectl"
 OVERLAYS = ("cpu-demo", "gpu-single", "gpu-multi-node")
 # What an operator may add to which overlay.
-ADDED = [("cpu-demo", "monitoring"), ("cpu-demo", "autoscale-hpa"), ("cpu-demo", "autoscale-keda"),
+ADDED = [("cpu-demo", "monitoring"), ("cpu-demo", "gateway-api"), ("cpu-demo", "autoscale-hpa"), ("cpu-demo", "autoscale-keda"),
          ("gpu-single", "monitoring"), ("gpu-single", "autoscale-hpa"), ("gpu-single", "autoscale-keda"),
          ("gpu-multi-node", "monitoring"), ("gpu-multi-node", "rdma-ipc-lock")]
 VARIANTS = [(overlay,) for overlay in OVERLAYS] + ADDED

@@ -13,7 +13,7 @@ from queries import selectors
 
 ROLES = ("router", "prefill", "decode")
 # Kinds that a cluster has only with an operator or controller of their own.
-CUSTOM = {"LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject"}
+CUSTOM = {"LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
 # The oldest Kubernetes whose API has all that is used (the sleep of preStop), and the newest known here.
 VERSIONS = ("1.30", "1.37")
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids="+".join)
@@ -260,6 +260,16 @@ def test_ports_of_files_and_manifests_are_the_same(overlay):
     models = {option(text, "model") for text in files.values()}
     names = {option(text, "served-model-name") for text in files.values()}
     assert len(models) == 1 and len(names) == 1
+
+
+def test_routes_lead_to_routers_and_cut_no_long_answer():
+    objects = render("cpu-demo", "gateway-api")
+    services = {one["metadata"]["name"]: {port["port"] for port in one["spec"]["ports"]} for one in of_kind(objects, "Service")}
+    (route,) = of_kind(objects, "HTTPRoute")
+    for rule in route["spec"]["rules"]:
+        assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+        for backend in rule["backendRefs"]:
+            assert backend["port"] in services[backend["name"]]
 
 
 def test_groups_are_as_large_as_the_nodes_have_ranks():
