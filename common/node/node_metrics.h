@@ -36,6 +36,7 @@ class NodeMetrics {
   telemetry::Counter prompt_tokens_transferred;
   telemetry::Counter prompt_tokens_cached;
   telemetry::Counter prompt_tokens_held;
+  telemetry::Counter local_prefills;
   telemetry::Counter output_tokens;
   telemetry::Counter preemptions;
   telemetry::Counter swapped_out_bytes;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 #include "common/node/group_status.h"
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
@@ -77,6 +78,10 @@ proto::NodeStatus DecodeNode::Status() {
       std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
   status.set_running_sequences(static_cast<int32_t>(streams_.size()));
   status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
+  status.set_queued_prompt_tokens(scheduler_.queued_tokens());
+  if (options_.takes_prompts) {
+    status.set_prompt_rows(std::min(options_.scheduler.chunk_rows, options_.scheduler.step_rows));
+  }
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   status.set_remaps(policy_.own().lossy());
   node::DescribeTotals(sampled_tokens_, moe_metrics_.totals(), status);
@@ -92,8 +97,7 @@ void DecodeNode::OnRequest(Incarnation router, const proto::Envelope& envelope) 
       Cancel(envelope.cancel().sequence(), router);
       return;
     default:
-      Refuse(router, envelope.prefill().sequence(), proto::Refused::REASON_INVALID,
-             "a decode node takes no prompts");
+      OnPrefill(router, envelope.prefill());
   }
 }
 
@@ -176,6 +180,7 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
         std::string(grant.status().message()));
   }
   grants_[id] = {.router = router,
+                 .prompt_tokens = request.prompt_tokens(),
                  .blocks = taken,
                  .lease = lease_time,
                  .held_tokens = held_tokens,
@@ -185,6 +190,48 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
   ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
   control_.Send(router, std::move(reply));
+}
+
+// What the grant holds goes back and comes again as a preempted sequence's does: nobody else is
+// granted it meanwhile, it is headroom.
+void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
+  using proto::Refused;
+  const SequenceId id = request.sequence();
+  if (streams_.contains(id)) {
+    return Refuse(router, id, Refused::REASON_DUPLICATE, "the sequence is already here");
+  }
+  if (!options_.takes_prompts) {
+    return Refuse(router, id, Refused::REASON_INVALID, "this decode node takes no prompts");
+  }
+  const auto grant = grants_.find(id);
+  if (grant == grants_.end() || grant->second.router != router) {
+    return Refuse(router, id, Refused::REASON_NOT_READY, "nothing is granted to the sequence here");
+  }
+  if (request.tokens_size() != grant->second.prompt_tokens) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat("granted for ", grant->second.prompt_tokens, " prompt tokens, not ",
+                               request.tokens_size()));
+  }
+  if (request.cache_salt().size() > kv::kMaxSaltBytes) {
+    return Refuse(router, id, Refused::REASON_INVALID,
+                  absl::StrCat("a cache salt of ", request.cache_salt().size(), " bytes"));
+  }
+  auto stream = NewStream(router, {request.tokens().begin(), request.tokens().end()},
+                          request.sampling(), {}, request.cache_salt());
+  if (!stream.ok()) {
+    return Refuse(router, id, Refused::REASON_INVALID, std::string(stream.status().message()));
+  }
+  const Claim claim = grant->second.claim;
+  granted_blocks_ -= grant->second.blocks;
+  grants_.erase(grant);
+  receiver_->Cancel(id);
+  metrics_.local_prefills.Increment();
+  stream->first = std::make_unique<proto::FirstToken>();
+  stream->first_due =
+      loop_.Now() + std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
+  scheduler_.AddPrompt(id, request.tokens_size(), request.sampling().prompt_logprobs(), claim);
+  streams_.emplace(id, *std::move(stream));
+  MaybeStep();
 }
 
 kv::PrefixCache::Found DecodeNode::FindPrefix(const proto::Reserve& request) {
@@ -217,39 +264,19 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   granted_blocks_ -= granted.blocks;
   grants_.erase(grant);
 
-  engine::SamplingParams params = node::SamplingFromWire(adopted.body.sampling());
-  params.prompt_logprobs = false;  // Prefill has reported them.
   const TokenId first = adopted.body.first_token().id();
   const auto prompt_tokens = static_cast<int32_t>(adopted.body.prompt_size());
-  auto sequence = engine::Sequence::Create(
-      {adopted.body.prompt().begin(), adopted.body.prompt().end()}, std::move(params),
-      {.vocab_size = engine_.options().vocab_size,
-       .max_context_tokens = options_.max_context_tokens},
-      std::span(&first, 1));
-  absl::Status status = sequence.status();
-  if (status.ok() && (*sequence)->finished()) {
+  auto stream =
+      NewStream(adopted.router, {adopted.body.prompt().begin(), adopted.body.prompt().end()},
+                adopted.body.sampling(), std::span(&first, 1), adopted.body.cache_salt());
+  absl::Status status = stream.status();
+  if (status.ok() && stream->sequence->finished()) {
     status = absl::InvalidArgumentError("a finished sequence was handed off");
-  }
-  // The reservation was checked for room, the parameters come with the commit: a sequence that may
-  // outgrow the pool would wait for blocks for ever, and those behind it too.
-  const int64_t most = std::min(int64_t{prompt_tokens} + adopted.body.sampling().max_new_tokens(),
-                                int64_t{options_.max_context_tokens});
-  if (status.ok() && MostBlocks(most) > engine_.pool().capacity_blocks()) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("handed off to grow to ", most, " tokens, this node has ",
-                     engine_.pool().capacity_blocks(), " KV blocks"));
-  }
-  absl::StatusOr<std::optional<moe::Policy>> policy =
-      policy_.Asked(adopted.body.sampling().policy());
-  if (status.ok() && !policy.ok()) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("handed off with policy '", adopted.body.sampling().policy().substr(0, 256),
-                     "': ", std::string(policy.status().message())));
   }
   // What else was held for it than what was asked for when it was, or by a prefill node of another
   // numeric class, is not what that node would have computed.
   const bool held_exact = granted.exact_tokens == granted.held_tokens;
-  if (status.ok() && granted.held_tokens > 0 && !MayBeLossy(*policy) &&
+  if (status.ok() && granted.held_tokens > 0 && !MayBeLossy(stream->policy) &&
       !(held_exact && adopted.same_class)) {
     status = absl::AbortedError(absl::StrCat(
         "the sequence is to be exact, and of the ", granted.held_tokens, " tokens held for it ",
@@ -261,21 +288,50 @@ void DecodeNode::OnAdopt(Adopted adopted) {
     return;
   }
   const int32_t end_block = adopted.lease.end_block();
-  (*sequence)->AdoptKv(std::move(adopted.lease), prompt_tokens);
+  stream->sequence->AdoptKv(std::move(adopted.lease), prompt_tokens);
   metrics_.prompt_tokens_transferred.Increment(prompt_tokens - granted.held_tokens);
   metrics_.prompt_tokens_held.Increment(granted.held_tokens);
   scheduler_.Add(id, prompt_tokens + 1, end_block,
                  prefixes_.has_value() ? prompt_tokens / kv::kBlockTokens : 0, granted.claim);
-  Stream& stream = streams_[id];
-  stream.router = adopted.router;
-  stream.adopted = loop_.Now();
-  stream.sequence = *std::move(sequence);
-  stream.policy = *policy;
-  stream.root_prefix = kv::RootPrefix(adopted.body.cache_salt());
-  if (!held_exact || !adopted.same_class) stream.exact_tokens = granted.exact_tokens;
-  stream.foreign_prompt = !adopted.same_class && !MayBeLossy(*policy);
-  KeepPrefix(stream);
+  if (!held_exact || !adopted.same_class) stream->exact_tokens = granted.exact_tokens;
+  stream->foreign_prompt = !adopted.same_class && !MayBeLossy(stream->policy);
+  KeepPrefix(*stream);
+  streams_.emplace(id, *std::move(stream));
   MaybeStep();
+}
+
+absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Incarnation router,
+                                                         std::vector<TokenId> prompt,
+                                                         const proto::SamplingParams& sampling,
+                                                         std::span<const TokenId> output,
+                                                         const std::string& cache_salt) {
+  Stream stream;
+  stream.router = router;
+  stream.root_prefix = kv::RootPrefix(cache_salt);
+  stream.adopted = loop_.Now();
+  const int64_t most = std::min(static_cast<int64_t>(prompt.size()) + sampling.max_new_tokens(),
+                                int64_t{options_.max_context_tokens});
+  engine::SamplingParams params = node::SamplingFromWire(sampling);
+  if (!output.empty()) params.prompt_logprobs = false;  // Prefill has reported them.
+  LYNX_ASSIGN_OR_RETURN(
+      stream.sequence, engine::Sequence::Create(std::move(prompt), std::move(params),
+                                                {.vocab_size = engine_.options().vocab_size,
+                                                 .max_context_tokens = options_.max_context_tokens},
+                                                output));
+  // The reservation was checked for room, the parameters come later: a sequence that may outgrow
+  // the pool would wait for blocks for ever, and those behind it too.
+  if (MostBlocks(most) > engine_.pool().capacity_blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat("it may grow to ", most,
+                                                   " tokens, this node has ",
+                                                   engine_.pool().capacity_blocks(), " KV blocks"));
+  }
+  auto policy = policy_.Asked(sampling.policy());
+  if (!policy.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("policy '", sampling.policy().substr(0, 256),
+                                                   "': ", std::string(policy.status().message())));
+  }
+  stream.policy = *std::move(policy);
+  return stream;
 }
 
 void DecodeNode::OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) {
@@ -332,8 +388,22 @@ void DecodeNode::OnRouterLost(Incarnation router) {
   for (SequenceId id : lost) Cancel(id, router);
 }
 
+void DecodeNode::FailLate() {
+  std::vector<SequenceId> late;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.first != nullptr && stream.first_due <= loop_.Now()) late.push_back(id);
+  }
+  for (const SequenceId id : late) {
+    SendFailure(streams_.at(id).router, id,
+                absl::DeadlineExceededError("the prompt was not computed in time"), 0);
+    scheduler_.Remove(id);
+    streams_.erase(id);
+  }
+}
+
 void DecodeNode::MaybeStep() {
   if (stepping_) return;
+  FailLate();
   const DecodeScheduler::Step step = scheduler_.Next(engine_.pool().free_blocks(), *this);
   for (const DecodeScheduler::Work& work : step.work) {
     // The plan has counted what this takes as free.
@@ -357,8 +427,9 @@ void DecodeNode::MaybeStep() {
         {.sequence = stream.sequence.get(),
          .tokens = work.rows,
          // The newest token's row is one of decoding, also where all before it came back.
-         .policy =
-             work.recompute && work.rows > 1 ? nullptr : policy_.Choose(stream.policy, automatic)});
+         .policy = work.recompute && (work.rows > 1 || stream.first != nullptr)
+                       ? nullptr
+                       : policy_.Choose(stream.policy, automatic)});
   }
   shadow_ = quality_.BeginStep(items_);
   backed_off_ = quality_.took_policies();
@@ -385,14 +456,14 @@ void DecodeNode::SwapOut(Stream& stream) {
   const int64_t bytes = kv::SwappedKv::BytesOf(kv.layout(), position);
   int64_t space = options_.swap_space - bytes;
   for (const auto& [id, other] : streams_) {
-    if (other.swapped.has_value()) space -= other.swapped->bytes();
+    if (other.swapped != nullptr) space -= other.swapped->bytes();
   }
   if (position == 0 || space < 0) return;
   if (!stream.foreign_prompt && !swap_cost_.CopyIsCheaper(step_time_.Get(), bytes, position)) {
     return;
   }
   const absl::Time began = loop_.Now();
-  stream.swapped.emplace(kv, options_.ranks, sequence.blocks(), position);
+  stream.swapped = std::make_unique<NodeKvCopy>(kv, options_.ranks, sequence.blocks(), position);
   swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
   metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
 }
@@ -429,8 +500,9 @@ int32_t DecodeNode::SwapIn(Stream& stream) {
 
 int32_t DecodeNode::TakePrefix(Stream& stream, int64_t free_blocks) {
   stream.exact_tokens = kAllExact;  // Recomputed rows are.
-  if (!prefixes_.has_value()) return 0;
   engine::Sequence& sequence = *stream.sequence;
+  // Log-probabilities of a prompt need logits of all its rows.
+  if (!prefixes_.has_value() || sequence.params().prompt_logprobs) return 0;
   const kv::BlockPool& pool = engine_.pool();
   const int32_t free = pool.free_blocks();
   kv::PrefixCache::Found found =
@@ -452,11 +524,14 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
   engine::Sequence& sequence = *stream.sequence;
   kv::BlockPool& pool = engine_.pool();
   const int32_t free = pool.free_blocks();
-  const int32_t back =
-      stream.swapped.has_value() ? SwapIn(stream) : TakePrefix(stream, free_blocks);
+  const int32_t back = stream.swapped != nullptr ? SwapIn(stream) : TakePrefix(stream, free_blocks);
   const absl::Status reserved = sequence.ReserveBlocks(
       pool, static_cast<int64_t>(sequence.tokens().size()), options_.scheduler.step_rows);
   LYNX_CHECK_MSG(reserved.ok(), std::string(reserved.message()));
+  if (stream.first != nullptr && stream.waits) {
+    stream.first->set_cached_tokens(back);
+    metrics_.prompt_tokens_cached.Increment(back);
+  }
   return {.tokens = back, .taken = free - pool.free_blocks()};
 }
 
@@ -517,12 +592,20 @@ void DecodeNode::OnStepDone() {
       continue;
     }
     const engine::ItemResult& result = engine_.results()[i];
+    if (stream.first != nullptr) {
+      metrics_.prompt_tokens_computed.Increment(items_[i].tokens);
+      for (const engine::SampledToken& token : result.prompt_logprobs) {
+        *stream.first->add_prompt() = node::TokenToWire(token);
+      }
+    }
     if (!result.has_token) continue;
     metrics_.output_tokens.Increment();
     ++sampled_tokens_;
     const engine::Sequence& sequence = *stream.sequence;
     const bool stopped = sequence.finish_reason() == engine::FinishReason::kStop;
-    if (!stopped) {
+    if (stream.first != nullptr) {
+      SendFirstToken(id, stream, result);
+    } else if (!stopped) {
       auto& entry = *batches[stream.router].mutable_token_batch()->add_entries();
       entry.set_sequence(id);
       entry.set_position(static_cast<uint32_t>(sequence.output().size() - 1));
@@ -559,6 +642,18 @@ void DecodeNode::OnStepDone() {
   MaybeStep();
   // A series or more per layer: counted while the next step runs.
   if (completed) moe_metrics_.OnStep(last_stats_, backed_off);
+}
+
+void DecodeNode::SendFirstToken(SequenceId id, Stream& stream, const engine::ItemResult& result) {
+  proto::Envelope envelope;
+  proto::FirstToken& first = *envelope.mutable_first_token();
+  first = std::move(*std::exchange(stream.first, nullptr));
+  first.set_sequence(id);
+  if (stream.sequence->finish_reason() != engine::FinishReason::kStop) {
+    *first.mutable_token() = node::TokenToWire(result.token);
+  }
+  control_.Send(stream.router, std::move(envelope));
+  KeepPrefix(stream);
 }
 
 void DecodeNode::SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal) {

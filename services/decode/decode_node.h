@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
@@ -34,6 +35,9 @@ namespace lynx::decode {
 // step and streams the tokens to their routers. Everything decides on the node's loop; steps run on
 // the executor.
 //
+// A prompt may also be computed here, in the place of its hand-off: it begins as a sequence that
+// was preempted, and its chunks share steps with the sequences that decode.
+//
 // What sequences leave behind is kept for prompts that begin alike (kv::PrefixCache): a grant then
 // holds the blocks of such a prefix, and only the rest is handed over.
 class DecodeNode final : private node::NodeControl::Delegate,
@@ -50,8 +54,10 @@ class DecodeNode final : private node::NodeControl::Delegate,
     DecodeScheduler::Options scheduler;  // Its groups are the engine's.
     // Of each rank: bytes of copies of what preempted sequences held.
     int64_t swap_space = 0;
-    node::RankChannel* ranks = nullptr;            // The node's others; null: there are none.
+    node::RankChannel* ranks = nullptr;  // The node's others; null: there are none.
+    bool takes_prompts = false;          // Computes prompts, scheduler.chunk_rows rows in a step.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
+    absl::Duration max_prefill_time = absl::Minutes(10);
     absl::Duration router_timeout = absl::Seconds(10);
   };
 
@@ -73,11 +79,14 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) override;
 
  private:
-  // An adopted sequence.
+  // A sequence that was adopted, or whose prompt is computed here.
   struct Stream {
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
-    std::optional<NodeKvCopy> swapped;  // While preempted, if it was copied.
+    // Until it is sent; null where it was prefill's to send.
+    std::unique_ptr<proto::FirstToken> first;
+    absl::Time first_due = absl::InfiniteFuture();
+    std::unique_ptr<NodeKvCopy> swapped;  // While preempted, if it was copied.
     // It is exact, and its prompt came from another numeric class: computed again here, that would
     // have other bits.
     bool foreign_prompt = false;
@@ -100,6 +109,14 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override;
 
   void OnReserve(Incarnation router, const proto::Reserve& request);
+  void OnPrefill(Incarnation router, const proto::Prefill& request);
+  // A stream of `prompt` and the tokens sampled already. InvalidArgument, OutOfRange: it cannot be
+  // served here.
+  absl::StatusOr<Stream> NewStream(Incarnation router, std::vector<TokenId> prompt,
+                                   const proto::SamplingParams& sampling,
+                                   std::span<const TokenId> output, const std::string& cache_salt);
+  // Gives up prompts whose first token is overdue; not while a step runs.
+  void FailLate();
   // The longest prefix of the prompt that is here and may be used.
   kv::PrefixCache::Found FindPrefix(const proto::Reserve& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
@@ -125,6 +142,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   // The most that a sequence of so many tokens in the end, the last sampled and not computed, ever
   // holds.
   int64_t MostBlocks(int64_t tokens) const;
+  void SendFirstToken(SequenceId id, Stream& stream, const engine::ItemResult& result);
   void SendTerminal(Incarnation router, SequenceId id, proto::Terminal terminal);
   void SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
                    int64_t output_tokens);
@@ -149,6 +167,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   std::map<SequenceId, Stream> streams_;
   struct Granted {
     Incarnation router = 0;
+    int32_t prompt_tokens = 0;
     int64_t blocks = 0;  // No more free because of it.
     absl::Duration lease;
     int32_t held_tokens = 0;   // A prefix that is here, ...

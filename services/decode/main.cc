@@ -36,6 +36,9 @@ struct DecodeConfig {
   int32_t max_sequences = 512;
   absl::Duration max_lease = absl::Minutes(10);
   int64_t swap_space = int64_t{256} << 20;
+  std::string role = "decode";
+  int32_t prompt_rows = -1;
+  absl::Duration max_prefill_time = absl::Minutes(10);
   std::string lynx_policy = "exact";
   std::string lynx_mixed_steps = "exact";
   double guard_share = 0.01;
@@ -49,6 +52,9 @@ struct DecodeConfig {
   absl::Duration tpot_target = absl::ZeroDuration();
 };
 
+// Rows of prompts in a step of a node that has prefill nodes beside it. Each makes the step longer
+// for all that decode there.
+constexpr int32_t kFewPromptRows = 64;
 // How far the policy auto may go from exact, in steps.
 constexpr int32_t kAutoRungs = 8;
 // A guard that trips again and again holds up to so many times as long.
@@ -58,6 +64,13 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   if (config.node.step_rows < config.max_batch) {
     return absl::InvalidArgumentError(absl::StrCat("--step-rows ", config.node.step_rows,
                                                    " is less than --max-batch ", config.max_batch));
+  }
+  int32_t prompt_rows = config.prompt_rows;
+  if (prompt_rows < 0) {
+    prompt_rows = config.role == "both" ? config.node.step_rows : kFewPromptRows;
+  }
+  if (prompt_rows == 0 && config.role == "both") {
+    return absl::InvalidArgumentError("--role both computes prompts: --prompt-rows cannot be 0");
   }
   // Before the weights, which take long.
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.node.model));
@@ -120,18 +133,22 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   node::ThreadStepExecutor executor(loop, runtime.WatchSteps());
   loop.RunAndWait([&] {
     node = std::make_unique<DecodeNode>(
-        DecodeNode::Options{.incarnation = runtime.incarnation(),
-                            .model_name = runtime.model_name(),
-                            .max_context_tokens = runtime.max_context_tokens(),
-                            .prefix_cache = config.node.prefix_cache,
-                            .max_sequences = config.max_sequences,
-                            .scheduler = {.max_batch = config.max_batch,
-                                          .step_rows = config.node.step_rows,
-                                          .pool_blocks = engine->pool().capacity_blocks()},
-                            .swap_space = config.swap_space,
-                            .ranks = runtime.ranks(),
-                            .max_lease = config.max_lease,
-                            .router_timeout = config.node.router_timeout},
+        DecodeNode::Options{
+            .incarnation = runtime.incarnation(),
+            .model_name = runtime.model_name(),
+            .max_context_tokens = runtime.max_context_tokens(),
+            .prefix_cache = config.node.prefix_cache,
+            .max_sequences = config.max_sequences,
+            .scheduler = {.max_batch = config.max_batch,
+                          .step_rows = config.node.step_rows,
+                          .chunk_rows = prompt_rows > 0 ? prompt_rows : config.node.step_rows,
+                          .pool_blocks = engine->pool().capacity_blocks()},
+            .swap_space = config.swap_space,
+            .ranks = runtime.ranks(),
+            .takes_prompts = prompt_rows > 0,
+            .max_lease = config.max_lease,
+            .max_prefill_time = config.max_prefill_time,
+            .router_timeout = config.node.router_timeout},
         *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
     receiver = std::make_unique<KvReceiver>(
         node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
@@ -163,13 +180,22 @@ int Main(int argc, const char* const* argv) {
                  "memory of each rank for the KV of preempted sequences where copying it is "
                  "cheaper than computing "
                  "it again; 0 copies nothing");
+  flags.AddChoice("role", &config.role, {"decode", "both"},
+                  "decode: beside prefill nodes; computes prompts where that costs less, or while "
+                  "there is no other. both: for routers without prefill nodes, with all of "
+                  "step-rows for prompts");
+  flags.AddInt("prompt-rows", &config.prompt_rows, {-1, 65536},
+               "most tokens of prompts, or of what is computed again, in a step that also "
+               "decodes; 0 takes no prompts, -1 goes by the role: 64, or all of step-rows");
+  flags.AddDuration("max-prefill-time", &config.max_prefill_time, {absl::Seconds(1)},
+                    "longest time from a prompt's arrival to its first token");
   flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},
                     "longest life of a grant without a sign of its router");
   flags.AddString("lynx-policy", &config.lynx_policy,
                   "how experts are remapped for requests that do not say; name:key=value,... as in "
                   "lynx:alpha=3,beta=4,floor=1");
   flags.AddChoice("lynx-mixed-steps", &config.lynx_mixed_steps, {"exact", "piggyback"},
-                  "what a step does that also recomputes tokens: nothing is remapped, or decode "
+                  "what a step does that also computes prompts: nothing is remapped, or decode "
                   "rows are, onto what the others load anyway");
   flags.AddDouble(
       "lynx-guard-share", &config.guard_share, {0, 1},

@@ -239,9 +239,12 @@ void SimCluster::Start(const std::string& name) {
             .prefix_cache = options_.prefix_cache,
             .scheduler = {.max_batch = options_.max_batch,
                           .step_rows = options_.step_rows,
+                          .chunk_rows =
+                              options_.prompt_rows > 0 ? options_.prompt_rows : options_.step_rows,
                           .pool_blocks = options_.kv_blocks},
             .swap_space = options_.swap_blocks * runner.kv().layout().BlockLayerBytes() *
                           runner.kv().layout().layers / runner.kv().layout().groups.count(),
+            .takes_prompts = options_.prompt_rows > 0,
         },
         policy, *node->quality, *node->engine, executor, loop, *node->channel, *node->metrics,
         *node->moe_metrics);

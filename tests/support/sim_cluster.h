@@ -84,6 +84,7 @@ class SimCluster {
     int32_t kv_blocks = 256;
     int32_t step_rows = 64;
     int32_t max_batch = 16;
+    int32_t prompt_rows = 0;  // Of a step of decode nodes; 0: they take no prompts.
     bool prefix_cache = true;
     int64_t swap_blocks = 0;  // Of copies of what preempted sequences held.
     DType compute_dtype = DType::kBf16;

@@ -14,13 +14,30 @@ int32_t BlocksFor(int32_t tokens) { return static_cast<int32_t>(kv::BlocksFor(to
 
 DecodeScheduler::DecodeScheduler(const Options& options) : options_(options) {
   LYNX_CHECK(options.max_batch > 0 && options.step_rows >= options.max_batch &&
-             options.pool_blocks > 0);
+             options.chunk_rows > 0 && options.pool_blocks > 0);
 }
 
 void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end,
                           const Claim& claim) {
   LYNX_CHECK(tokens >= 2 && !entries_.contains(id) && BlocksFor(tokens - 1) <= end_block &&
              shared_end <= end_block);
+  Entry entry = {.tokens = tokens,
+                 .computed = tokens - 1,
+                 .end_block = end_block,
+                 .shared_end = shared_end,
+                 .has_blocks = true};
+  entry.own_blocks = options_.groups.BlocksHeld(entry.computed, end_block) -
+                     options_.groups.BlocksHeld(entry.computed, shared_end);
+  Insert(id, entry, claim);
+}
+
+void DecodeScheduler::AddPrompt(SequenceId id, int32_t tokens, bool all_logits,
+                                const Claim& claim) {
+  LYNX_CHECK(tokens > 0 && !entries_.contains(id));
+  Insert(id, {.tokens = tokens, .recomputing = true, .all_logits = all_logits}, claim);
+}
+
+void DecodeScheduler::Insert(SequenceId id, Entry entry, const Claim& claim) {
   if (!by_rank_.empty()) {
     // Nobody who comes ranks before all who are here, so that the first of a priority ends.
     const auto least = std::min_element(
@@ -30,18 +47,11 @@ void DecodeScheduler::Add(SequenceId id, int32_t tokens, int32_t end_block, int3
   }
   const Rank rank = {
       .priority = claim.priority, .place = shares_.Place(claim.tenant), .age = next_age_++};
-  Entry entry = {.tokens = tokens,
-                 .computed = tokens - 1,
-                 .end_block = end_block,
-                 .shared_end = shared_end,
-                 .has_blocks = true,
-                 .tenant = claim.tenant,
-                 .charged = tokens};
-  entry.own_blocks = options_.groups.BlocksHeld(entry.computed, end_block) -
-                     options_.groups.BlocksHeld(entry.computed, shared_end);
+  entry.tenant = claim.tenant;
+  entry.charged = entry.tokens;
   by_rank_[rank] = {id, entry};
   entries_[id] = rank;
-  shares_.Charge(claim.tenant, tokens);
+  shares_.Charge(claim.tenant, entry.tokens);
 }
 
 void DecodeScheduler::Remove(SequenceId id) {
@@ -83,8 +93,17 @@ int64_t DecodeScheduler::Resume(SequenceId id, Entry& entry, int64_t free_blocks
 DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
   Step step;
   int64_t free_blocks = free_now;
+  // Decoding goes first. Of the first max_batch in rank one that computes a chunk leaves a row and
+  // a row of logits.
+  int32_t decoding = 0;
   int32_t batch = 0;
-  int32_t rows = options_.step_rows;
+  for (auto it = by_rank_.begin(); it != by_rank_.end() && batch < options_.max_batch; ++it) {
+    ++batch;
+    if (!it->second.second.recomputing) ++decoding;
+  }
+  int32_t rows = options_.step_rows - decoding;
+  if (decoding > 0) rows = std::min(rows, options_.chunk_rows);
+  int32_t logits = options_.max_batch - decoding;
   const auto preempt = [&](SequenceId id, Entry& entry) {
     free_blocks += leases.Preempt(id);
     entry.computed = entry.end_block = entry.shared_end = 0;
@@ -104,7 +123,9 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
 
   for (auto& [rank, sequence] : by_rank_) {
     auto& [id, entry] = sequence;
-    if (batch == options_.max_batch || rows == 0) break;
+    if (batch-- == 0) break;
+    const bool chunk = entry.recomputing;
+    if (chunk && (rows == 0 || logits == 0)) continue;
     // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
     int64_t change =
         entry.has_blocks ? OwnBlocks(entry) - entry.own_blocks : BlocksToRecompute(entry.tokens);
@@ -124,15 +145,18 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
     const int32_t missing = entry.tokens - entry.computed;
     LYNX_CHECK(missing >
                0);  // A sampled row is answered by OnToken or Remove before the next step.
-    const int32_t count = std::min(rows, missing);
-    step.work.push_back({id, entry.computed, count, entry.recomputing, count == missing});
+    int32_t count = missing;
+    if (chunk) {
+      count = std::min({missing, rows, entry.all_logits ? logits : rows});
+      rows -= count;
+      logits -= entry.all_logits ? count : (count == missing ? 1 : 0);
+    }
+    step.work.push_back({id, entry.computed, count, chunk, count == missing});
     entry.computed += count;
     if (count == missing) {
       entry.recomputing = false;
       entry.end_block = std::max(entry.end_block, BlocksFor(entry.tokens));
     }
-    rows -= count;
-    ++batch;
   }
   return step;
 }
@@ -162,6 +186,15 @@ int32_t DecodeScheduler::running() const {
     if (sequence.second.has_blocks && !sequence.second.recomputing) ++ready;
   }
   return std::min(ready, options_.max_batch);
+}
+
+int64_t DecodeScheduler::queued_tokens() const {
+  int64_t tokens = 0;
+  for (const auto& [rank, sequence] : by_rank_) {
+    const Entry& entry = sequence.second;
+    if (entry.recomputing) tokens += entry.tokens - entry.computed;
+  }
+  return tokens;
 }
 
 int32_t DecodeScheduler::preempted() const {

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -26,7 +27,10 @@ struct Claim {
 // and one more, grow as tokens come and return as windows pass, so the pool can run out; then the
 // last in rank is preempted: it loses its blocks, and its tokens are recomputed when room returns.
 // The first in rank always advances, and no sequence is admitted that could not fit alone, so every
-// one ends.
+// one ends. A prompt that is to be computed here comes as one that was preempted.
+//
+// Tokens are computed again in chunks beside the rows of those that decode, few enough that these
+// do not wait long.
 //
 // The lower priority ranks first, always. Among equal ones each tenant has an equal share: the more
 // tokens it has here already, the further back its next sequence ranks. Those of one tenant rank in
@@ -55,12 +59,14 @@ class DecodeScheduler {
   struct Options {
     int32_t max_batch = 64;   // > 0: sequences in a step.
     int32_t step_rows = 256;  // >= max_batch: rows of a step; what decoding leaves recomputes.
+    // > 0: of these, the rows of chunks in a step that decodes, too.
+    int32_t chunk_rows = std::numeric_limits<int32_t>::max();
     int32_t pool_blocks = 0;  // > 0
     kv::KvGroups groups = {};
   };
 
   // Rows of one sequence in the next step: the last sampled token (one decode row), or a chunk of
-  // the tokens a preempted sequence must recompute.
+  // the tokens that a prompt, or a preempted sequence, has to compute.
   struct Work {
     SequenceId id = 0;
     int32_t start = 0;  // Position of the first row.
@@ -82,6 +88,10 @@ class DecodeScheduler {
   void Add(SequenceId id, int32_t tokens, int32_t end_block, int32_t shared_end = 0,
            const Claim& claim = {});
 
+  // Adds a sequence of which nothing is sampled or held: it comes to its blocks as a preempted one
+  // does. `all_logits`: those of every row are wanted, and a step has max_batch of them.
+  void AddPrompt(SequenceId id, int32_t tokens, bool all_logits, const Claim& claim = {});
+
   // Forgets a sequence; its blocks are the caller's to release. Unknown ids are ignored.
   void Remove(SequenceId id);
 
@@ -96,8 +106,9 @@ class DecodeScheduler {
   int32_t headroom_blocks() const;
 
   int32_t sequences() const { return static_cast<int32_t>(entries_.size()); }
-  int32_t running() const;    // With blocks and nothing to recompute, within the batch limit.
-  int32_t preempted() const;  // Without blocks or still recomputing.
+  int32_t running() const;        // With blocks and nothing to recompute, within the batch limit.
+  int32_t preempted() const;      // Without blocks or still recomputing.
+  int64_t queued_tokens() const;  // Of these, tokens still to compute.
 
  private:
   struct Rank {
@@ -114,9 +125,11 @@ class DecodeScheduler {
     int64_t own_blocks = 0;  // Held, those that may be shared not counted.
     bool has_blocks = false;
     bool recomputing = false;
+    bool all_logits = false;
     TenantId tenant = 0;
     int32_t charged = 0;  // Tokens that its tenant was charged when it came.
   };
+  void Insert(SequenceId id, Entry entry, const Claim& claim);
   // What the entry is to hold of its own in the next step; its tables then reach to
   // entry.end_block.
   int64_t OwnBlocks(Entry& entry) const;

@@ -123,6 +123,63 @@ TEST(DecodeSchedulerTest, TheTenantThatHasMoreGivesItsBlocksUpFirst) {
   EXPECT_THAT(leases.preempted, ElementsAre(2));
 }
 
+// Rows of each sequence in a step, in its order.
+std::vector<std::pair<SequenceId, int32_t>> Rows(const DecodeScheduler::Step& step) {
+  std::vector<std::pair<SequenceId, int32_t>> rows;
+  for (const auto& work : step.work) rows.emplace_back(work.id, work.rows);
+  return rows;
+}
+
+TEST(DecodeSchedulerTest, APromptIsComputedInChunksBesideThoseThatDecode) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 64, .chunk_rows = 10, .pool_blocks = 16});
+  scheduler.Add(1, 10, 1);
+  Counts leases;
+  leases.to_resume = 2;
+  scheduler.AddPrompt(2, 24, /*all_logits=*/false);
+  EXPECT_EQ(scheduler.queued_tokens(), 24);
+  EXPECT_EQ(scheduler.headroom_blocks(), 3) << "what the prompt takes is for nobody else";
+  EXPECT_THAT(Rows(scheduler.Next(15, leases)), ElementsAre(Pair(1, 1), Pair(2, 10)));
+  scheduler.OnToken(1);
+  EXPECT_THAT(Rows(scheduler.Next(13, leases)), ElementsAre(Pair(1, 1), Pair(2, 10)));
+  EXPECT_EQ(scheduler.queued_tokens(), 4);
+  scheduler.OnToken(1);
+  const auto last = scheduler.Next(13, leases);
+  EXPECT_THAT(Rows(last), ElementsAre(Pair(1, 1), Pair(2, 4)));
+  EXPECT_TRUE(last.work[1].samples);
+  scheduler.OnToken(1);
+  scheduler.OnToken(2);
+  const auto decode = scheduler.Next(13, leases);
+  EXPECT_THAT(Rows(decode), ElementsAre(Pair(1, 1), Pair(2, 1)));
+  EXPECT_FALSE(decode.work[1].recompute);
+  EXPECT_EQ(decode.work[1].start, 24);
+}
+
+TEST(DecodeSchedulerTest, PromptsAloneTakeWholeSteps) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 64, .chunk_rows = 10, .pool_blocks = 16});
+  Counts leases;
+  scheduler.AddPrompt(1, 40, /*all_logits=*/false);
+  scheduler.AddPrompt(2, 40, /*all_logits=*/false);
+  EXPECT_THAT(Rows(scheduler.Next(16, leases)), ElementsAre(Pair(1, 40), Pair(2, 24)));
+}
+
+TEST(DecodeSchedulerTest, AChunkNeverTakesTheRowsOfThoseThatDecodeBehindIt) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 8, .pool_blocks = 16});
+  Counts leases;
+  scheduler.Add(1, 10, 1, 0, {.priority = 2});
+  scheduler.Add(2, 10, 1, 0, {.priority = 2});
+  scheduler.AddPrompt(3, 100, /*all_logits=*/false, {.priority = 1});
+  EXPECT_THAT(Rows(scheduler.Next(14, leases)), ElementsAre(Pair(3, 6), Pair(1, 1), Pair(2, 1)));
+}
+
+TEST(DecodeSchedulerTest, OfAPromptWhoseLogitsAreAllWantedAStepTakesWhatItHasLogitsFor) {
+  DecodeScheduler scheduler({.max_batch = 4, .step_rows = 64, .pool_blocks = 16});
+  Counts leases;
+  scheduler.Add(1, 10, 1);
+  scheduler.AddPrompt(2, 20, /*all_logits=*/true);
+  scheduler.AddPrompt(3, 20, /*all_logits=*/false);
+  EXPECT_THAT(Rows(scheduler.Next(14, leases)), ElementsAre(Pair(1, 1), Pair(2, 3)));
+}
+
 // A model of the pool: whatever arrives and ends, blocks are never over-committed, rows of each
 // sequence are contiguous, and every sequence reaches its end.
 TEST(DecodeSchedulerTest, ConservesBlocksAndFinishesEverySequenceUnderPressure) {
@@ -277,6 +334,17 @@ void PlanForTables(const kv::KvGroups& groups, bool with_cache) {
         Model model;
         // Few kinds of tokens, so that prompts often begin alike.
         const auto token = static_cast<TokenId>(rng() % 3);
+        const Claim claim = {.priority = seed % 2 == 0 ? 0 : static_cast<int32_t>(rng() % 3),
+                             .tenant = rng() % 3};
+        if (seed > 6 &&
+            groups.MostBlocks(prompt, kRows) + scheduler.headroom_blocks() <= pool.free_blocks()) {
+          model.tokens.assign(static_cast<size_t>(prompt), token);
+          model.target = model.tokens.size() + 2 + rng() % 70;
+          const SequenceId id = static_cast<SequenceId>(++started);
+          live[id] = std::move(model);
+          scheduler.AddPrompt(id, prompt, /*all_logits=*/rng() % 4 == 0, claim);
+          continue;
+        }
         model.tokens.assign(static_cast<size_t>(prompt) + 1, token);
         model.target = model.tokens.size() + 1 + rng() % 70;
         model.computed = prompt;
@@ -294,9 +362,7 @@ void PlanForTables(const kv::KvGroups& groups, bool with_cache) {
           leases.Keep(model);
           live[id] = std::move(model);
           scheduler.Add(id, prompt + 1, static_cast<int32_t>(end),
-                        with_cache ? prompt / kv::kBlockTokens : 0,
-                        {.priority = seed % 2 == 0 ? 0 : static_cast<int32_t>(rng() % 3),
-                         .tenant = rng() % 3});
+                        with_cache ? prompt / kv::kBlockTokens : 0, claim);
         }
       }
       const auto step = scheduler.Next(pool.free_blocks(), leases);
