@@ -94,7 +94,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
   flags.AddString("admin-listen", &config.admin_listen,
                   "host:port of health pages and metrics alone; empty: none");
   flags.AddStrings("prefill", &config.prefill,
-                   "host:port of prefill nodes (required); a name stands for all its addresses");
+                   "host:port of prefill nodes; a name stands for all its addresses; empty: decode "
+                   "nodes compute the prompts");
   flags.AddStrings("decode", &config.decode,
                    "host:port of decode nodes (required); a name stands for all its addresses");
   flags.AddString("announce", &config.announce,
@@ -168,8 +169,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
 
 absl::Status CompleteRouterConfig(RouterConfig& config) {
   if (config.model.empty()) return absl::InvalidArgumentError("--model is required");
-  if (config.prefill.empty() || config.decode.empty()) {
-    return absl::InvalidArgumentError("--prefill and --decode are required");
+  if (config.decode.empty()) {
+    return absl::InvalidArgumentError("--decode is required");
   }
   if (config.served_model_names.empty()) {
     const std::string folder = FolderName(config.model);

@@ -122,8 +122,12 @@ TEST(ClusterFaultTest, ALateWriteDoesNotReachTheBlocksNextOwner) {
 void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabulary) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed << " " << model_dir);
   std::mt19937 rng(seed);
-  const SimCluster::Options options = {
-      .prefill = 2, .decode = 2, .kv_blocks = 64, .step_rows = 48, .model_dir = model_dir};
+  const SimCluster::Options options = {.prefill = 2,
+                                       .decode = 2,
+                                       .kv_blocks = 64,
+                                       .step_rows = 48,
+                                       .prompt_rows = seed % 2 == 0 ? 0 : 24,
+                                       .model_dir = model_dir};
   SimCluster cluster(options);
   LoneEngine oracle(options);
   const std::vector<std::string> names = {"prefill-0", "prefill-1", "decode-0", "decode-1"};

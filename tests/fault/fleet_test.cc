@@ -29,20 +29,51 @@ FleetOptions SmallFleet(uint64_t seed) {
           .seed = seed};
 }
 
+std::vector<FleetRequest> Trace(uint64_t seed) {
+  return MakeConversations({.seed = seed, .requests = 300, .requests_per_second = 60});
+}
+
+void ExpectEachEndsOnce(const FleetResult& result) {
+  EXPECT_EQ(result.failed, 0);
+  EXPECT_EQ(result.wrong, 0);
+  EXPECT_EQ(result.refused, 0);
+  EXPECT_GT(result.cancelled, 10);
+  EXPECT_EQ(result.finished + result.cancelled, 300);
+  EXPECT_TRUE(result.idle);
+}
+
 TEST(FleetTest, EveryRequestEndsOnceWithItsOwnAnswer) {
   const int seeds = testing::ForTestSize(3, 20, 100);
   for (int seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    const std::vector<FleetRequest> trace = MakeConversations(
-        {.seed = static_cast<uint64_t>(seed), .requests = 300, .requests_per_second = 60});
-    const FleetResult result = RunFleet(SmallFleet(static_cast<uint64_t>(seed)), trace);
-    EXPECT_EQ(result.failed, 0);
-    EXPECT_EQ(result.wrong, 0);
-    EXPECT_EQ(result.refused, 0);
-    EXPECT_GT(result.cancelled, 10);
-    EXPECT_EQ(result.finished + result.cancelled, 300);
-    EXPECT_TRUE(result.idle);
+    const auto number = static_cast<uint64_t>(seed);
+    ExpectEachEndsOnce(RunFleet(SmallFleet(number), Trace(number)));
   }
+}
+
+// Prompts are computed on their decode node where that costs less, and where there is no other.
+TEST(FleetTest, PromptsThatDecodeNodesComputeEndOnceToo) {
+  const int seeds = testing::ForTestSize(3, 20, 100);
+  int64_t beside_prefill = 0;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const auto number = static_cast<uint64_t>(seed);
+    FleetOptions options = SmallFleet(number);
+    options.cluster.prompt_rows = 1 << (seed % 9);
+    options.cluster.prefill = seed % 3;
+    options.cluster.swap_blocks = seed % 2 == 0 ? 0 : 40;
+    if (seed % 4 != 0) {
+      options.cluster.make_placement = [] { return std::make_unique<router::PrefixAware>(); };
+    }
+    const FleetResult result = RunFleet(options, Trace(number));
+    ExpectEachEndsOnce(result);
+    if (seed % 3 != 0) {
+      beside_prefill += result.local_prefills;
+    } else {
+      EXPECT_GE(result.local_prefills, result.finished);
+    }
+  }
+  EXPECT_GT(beside_prefill, 0);
 }
 
 // As many nodes as a large site has, hard pressed: preempted sequences are computed again or copied

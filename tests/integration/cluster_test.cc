@@ -105,7 +105,7 @@ std::vector<std::string> Serialized(const std::vector<proto::Token>& tokens) {
   return bytes;
 }
 
-// Returns the metrics pages of the first nodes at the end.
+// Returns the metrics pages of the first nodes at the end; that of a prefill node if there is one.
 std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
                                      const std::vector<Ask>& asks) {
   const auto want = Alone(options, asks);
@@ -125,7 +125,7 @@ std::string ExpectClusterEqualsAlone(const SimCluster::Options& options,
         << "request " << i;
   }
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Seconds(10)));
-  return cluster.Metrics("decode-0") + cluster.Metrics("prefill-0");
+  return cluster.Metrics("decode-0") + (options.prefill > 0 ? cluster.Metrics("prefill-0") : "");
 }
 
 TEST(ClusterTest, ThirtyTwoConcurrentRequestsGetTheTokensOfOneProcessAlone) {
@@ -284,6 +284,58 @@ TEST(ClusterTest, CopiesOfPreemptedSequencesChangeNoToken) {
   }
 }
 
+// Chunks of prompts beside rows that decode, prefixes that are kept, preempted prompts, copies: all
+// on one node.
+TEST(ClusterTest, PromptsComputedOnTheirDecodeNodeChangeNoToken) {
+  for (const char* model : {"models/lynx-tiny-moe", "tests/golden/variants/gpt-oss",
+                            "tests/golden/variants/deepseek-v3-plain"}) {
+    const int few = std::string(model).ends_with("gpt-oss") ? 30 : 14;
+    for (const auto& [blocks, swap_blocks] : {std::pair{256, 0}, {few, 0}, {few, 1000}}) {
+      SCOPED_TRACE(::testing::Message() << model << " " << blocks << " " << swap_blocks);
+      std::vector<Ask> asks = MixedAsks(testing::ForTestSize(24, 24, 200), /*seed=*/3,
+                                        /*max_prompt=*/60, /*max_new=*/90, /*vocabulary=*/97);
+      for (size_t i = 0; i < asks.size(); ++i) {
+        asks[i].prompt.insert(asks[i].prompt.begin(), 10 + 15 * (i % 3), 7);  // They begin alike.
+        asks[i].sampling.set_max_new_tokens(90);
+        asks[i].sampling.set_prompt_logprobs(i % 8 == 7);
+      }
+      const std::string metrics = ExpectClusterEqualsAlone({.prefill = 0,
+                                                            .kv_blocks = blocks,
+                                                            .step_rows = 32,
+                                                            .max_batch = 16,
+                                                            .prompt_rows = 8,
+                                                            .swap_blocks = swap_blocks,
+                                                            .model_dir = model},
+                                                           asks);
+      EXPECT_EQ(MetricsSum(metrics, "lynx_node_local_prefills_total{"), asks.size());
+      EXPECT_GT(MetricsSum(metrics,
+                           "lynx_node_prompt_tokens_total{model_name=\"lynx-tiny-moe\","
+                           "source=\"cached\"}"),
+                0);
+      EXPECT_EQ(MetricsSum(metrics, "lynx_node_preemptions_total{") > 0, blocks == few);
+      EXPECT_EQ(MetricsSum(metrics, "lynx_node_swapped_out_bytes_total") > 0, swap_blocks > 0);
+    }
+  }
+}
+
+TEST(ClusterTest, LogProbabilitiesOfAPromptAreTheSameWhereverItIsComputed) {
+  const auto logprobs = [](int prefill) {
+    SimCluster cluster({.prefill = prefill, .max_batch = 4, .prompt_rows = 8});
+    std::vector<TokenId> prompt(70);
+    std::iota(prompt.begin(), prompt.end(), 5);
+    RecordingSink other;
+    cluster.Submit({1, 2, 3}, PlainSampling(60), other);
+    RecordingSink sink;
+    proto::SamplingParams sampling = PlainSampling(3);
+    sampling.set_prompt_logprobs(true);
+    cluster.Submit(prompt, sampling, sink);
+    EXPECT_TRUE(cluster.RunUntil([&] { return sink.ended && other.ended; }));
+    EXPECT_EQ(sink.prompt.size(), 69u);
+    return Serialized(sink.prompt);
+  };
+  EXPECT_THAT(logprobs(0), ElementsAreArray(logprobs(1)));
+}
+
 // Every third request asks to be exact, in batches that are otherwise remapped without mercy.
 // `meanwhile` happens once all are submitted. Returns the metrics page of the decode node.
 std::string ExpectExactAmongRemapped(
@@ -317,7 +369,9 @@ std::string ExpectExactAmongRemapped(
   const std::string page = cluster.Metrics("decode-0");
   EXPECT_GT(MetricsSum(page, "lynx_moe_remapped_assignments_total{phase=\"decode\"}"), 0);
   EXPECT_GT(MetricsSum(page, "lynx_moe_expert_weight_saved_bytes_total"), 0);
-  EXPECT_EQ(MetricsSum(cluster.Metrics("prefill-1"), "lynx_moe_remapped_assignments_total"), 0);
+  if (options.prefill > 1) {
+    EXPECT_EQ(MetricsSum(cluster.Metrics("prefill-1"), "lynx_moe_remapped_assignments_total"), 0);
+  }
   return page;
 }
 
@@ -346,6 +400,24 @@ TEST(ClusterTest, PreemptionAmongRemappedRequestsChangesNoTokenOfExactOnes) {
     const double mixed =
         MetricsSum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
     EXPECT_EQ(mixed > 0, remap_mixed_steps);
+  }
+}
+
+// The same of exact requests whose prompts are computed beside decode rows.
+TEST(ClusterTest, PromptsBesideRemappedRequestsChangeNoTokenOfExactOnes) {
+  for (const bool remap_mixed_steps : {false, true}) {
+    SCOPED_TRACE(remap_mixed_steps ? "mixed steps remapped" : "mixed steps exact");
+    const std::string page =
+        ExpectExactAmongRemapped({.prefill = 0,
+                                  .max_batch = 16,
+                                  .prompt_rows = 32,
+                                  .lynx_policy = kHarsh,
+                                  .remap_mixed_steps = remap_mixed_steps},
+                                 MixedAsks(testing::ForTestSize(24, 32, 200), /*seed=*/20240229));
+    const double mixed =
+        MetricsSum(page, "lynx_moe_plans_total{phase=\"mixed\",result=\"applied\"}");
+    EXPECT_EQ(mixed > 0, remap_mixed_steps);
+    EXPECT_EQ(MetricsSum(page, "lynx_moe_remapped_assignments_total{phase=\"prefill\"}"), 0);
   }
 }
 
@@ -399,6 +471,9 @@ void CancelTwelve(const SimCluster::Options& options, uint32_t vocabulary, int32
 TEST(ClusterTest, CancellingReturnsEveryBlockOnBothSides) {
   CancelTwelve({.kv_blocks = 128}, 4093, 1000);
   CancelTwelve({.kv_blocks = 128, .model_dir = Variant("gpt-oss")}, 97, 300);
+  CancelTwelve({.prefill = 0, .kv_blocks = 128, .prompt_rows = 4}, 4093, 1000);
+  CancelTwelve({.prefill = 0, .kv_blocks = 128, .prompt_rows = 4, .model_dir = Variant("gpt-oss")},
+               97, 300);
 }
 
 // A cancelled sequence leaves its step at the end of a layer and returns its blocks there, and the
@@ -466,24 +541,31 @@ class RawRouter final : public rpc::Channel::Handler {
     ASSERT_TRUE(channel_->Send(nodes_[name].peer, std::move(envelope)).ok());
   }
   proto::GrantInfo Reserve(uint64_t sequence, int32_t prompt, int32_t max_new) {
-    proto::Envelope envelope;
-    envelope.mutable_reserve()->set_sequence(sequence);
-    envelope.mutable_reserve()->set_prompt_tokens(prompt);
-    envelope.mutable_reserve()->set_max_new_tokens(max_new);
-    envelope.mutable_reserve()->set_lease_ms(1000);
-    Send("decode-0", std::move(envelope));
+    SendReserve(sequence, prompt, max_new);
     return Next("decode-0").grant().grant();
   }
+  // On the decode node alone, from the prompt on.
+  void Generate(uint64_t sequence, int32_t prompt, int32_t max_new,
+                absl::Duration deadline = absl::Seconds(5)) {
+    SendReserve(sequence, prompt, max_new);
+    Prefill(sequence, prompt, {}, max_new, "decode-0", deadline);
+  }
+  void Cancel(const std::string& node, uint64_t sequence) {
+    proto::Envelope envelope;
+    envelope.mutable_cancel()->set_sequence(sequence);
+    Send(node, std::move(envelope));
+  }
   void Prefill(uint64_t sequence, int32_t prompt, const proto::GrantInfo& grant,
-               int32_t max_new = 8) {
+               int32_t max_new = 8, const std::string& node = "prefill-0",
+               absl::Duration deadline = absl::Seconds(5)) {
     proto::Envelope envelope;
     proto::Prefill& prefill = *envelope.mutable_prefill();
     prefill.set_sequence(sequence);
     for (int32_t i = 0; i < prompt; ++i) prefill.add_tokens(5);
     *prefill.mutable_sampling() = PlainSampling(max_new);
     *prefill.mutable_grant() = grant;
-    prefill.set_deadline_ms(5000);
-    Send("prefill-0", std::move(envelope));
+    prefill.set_deadline_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(deadline)));
+    Send(node, std::move(envelope));
   }
   // The next word of the node; empty when there is none.
   proto::Envelope Next(const std::string& name) {
@@ -494,8 +576,27 @@ class RawRouter final : public rpc::Channel::Handler {
     heard.erase(heard.begin());
     return first;
   }
+  // The node's last word on the sequence, after whatever else it says; empty when there is none.
+  proto::Terminal End(const std::string& name, uint64_t sequence) {
+    for (;;) {
+      const proto::Envelope envelope = Next(name);
+      if (envelope.terminal().sequence() == sequence ||
+          envelope.body_case() == proto::Envelope::BODY_NOT_SET) {
+        return envelope.terminal();
+      }
+    }
+  }
 
  private:
+  void SendReserve(uint64_t sequence, int32_t prompt, int32_t max_new) {
+    proto::Envelope envelope;
+    envelope.mutable_reserve()->set_sequence(sequence);
+    envelope.mutable_reserve()->set_prompt_tokens(prompt);
+    envelope.mutable_reserve()->set_max_new_tokens(max_new);
+    envelope.mutable_reserve()->set_lease_ms(1000);
+    Send("decode-0", std::move(envelope));
+  }
+
   struct Node {
     rpc::PeerId peer = 0;
     Incarnation incarnation = 0;
@@ -562,6 +663,41 @@ TEST(ClusterTest, AReservationWithMoreHashesThanItsPromptHasBlocksIsRefused) {
   EXPECT_EQ(cluster.pool("decode-0").free_blocks(), cluster.pool("decode-0").capacity_blocks());
   EXPECT_TRUE(reserve(33, 2).grant().has_grant());
   EXPECT_TRUE(reserve(16, 0).grant().has_grant());
+  ExpectServes(cluster);
+}
+
+TEST(ClusterTest, ADecodeNodeComputesThePromptsItHasGrantedRoomForAndNoOthers) {
+  SimCluster cluster({.kv_blocks = 8, .prompt_rows = 8});
+  RawRouter router(cluster, 4711);
+  const auto prefill = [&](uint64_t sequence, int32_t prompt, int32_t max_new = 2) {
+    router.Prefill(sequence, prompt, {}, max_new, "decode-0");
+    return router.Next("decode-0");
+  };
+  EXPECT_EQ(prefill(1, 32).refused().reason(), proto::Refused::REASON_NOT_READY) << "no grant";
+  router.Reserve(1, 32, 8);
+  EXPECT_EQ(prefill(1, 33).refused().reason(), proto::Refused::REASON_INVALID);
+  EXPECT_EQ(prefill(1, 32, 1000).refused().reason(), proto::Refused::REASON_INVALID);
+  EXPECT_TRUE(prefill(1, 32).first_token().has_token());
+  EXPECT_EQ(router.Next("decode-0").token_batch().entries(0).position(), 1u);
+  EXPECT_EQ(router.Next("decode-0").terminal().kind(), proto::Terminal::KIND_FINISHED);
+  EXPECT_EQ(prefill(1, 32).refused().reason(), proto::Refused::REASON_NOT_READY) << "came twice";
+  ExpectServes(cluster);
+}
+
+TEST(ClusterTest, APromptOnItsDecodeNodeThatIsCancelledOrLateEndsOnce) {
+  SimCluster cluster({.prompt_rows = 4});
+  RawRouter router(cluster, 4711);
+  router.Generate(1, 32, 600);
+  router.Generate(2, 400, 8);  // In short chunks, as 1 decodes.
+  cluster.Run(absl::Milliseconds(20));
+  router.Cancel("decode-0", 2);
+  EXPECT_EQ(router.End("decode-0", 2).kind(), proto::Terminal::KIND_CANCELLED);
+  router.Generate(3, 400, 8, absl::Milliseconds(30));
+  const proto::Terminal late = router.End("decode-0", 3);
+  EXPECT_EQ(late.kind(), proto::Terminal::KIND_FAILED);
+  EXPECT_EQ(late.status_code(), static_cast<uint32_t>(absl::StatusCode::kDeadlineExceeded));
+  router.Cancel("decode-0", 1);
+  EXPECT_EQ(router.End("decode-0", 1).kind(), proto::Terminal::KIND_CANCELLED);
   ExpectServes(cluster);
 }
 

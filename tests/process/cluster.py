@@ -134,7 +134,7 @@ class Cluster:
             node.wait_announced()
         self.router = Process(
             self.folder, "router", "lynx-router", "--model", model, "--listen", "127.0.0.1:0",
-            "--prefill", ",".join(n.control for n in self.of_role("prefill")),
+            *(("--prefill", ",".join(n.control for n in self.of_role("prefill"))) if prefill else ()),
             "--decode", ",".join(n.control for n in self.of_role("decode")),
             "--heartbeat-interval", "200ms", *router_flags)
         self.router.wait_announced()

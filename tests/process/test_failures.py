@@ -183,7 +183,7 @@ def test_a_router_that_was_frozen_takes_no_node_for_gone():
 
 
 def test_readiness_follows_the_nodes():
-    with running_cluster() as cluster:
+    with running_cluster(decode_flags=("--prompt-rows", 0)) as cluster:
         cluster.nodes["prefill-0"].kill()
         wait_for(lambda: fetch(cluster.router.url("/readyz"))[0] == 503, 20, "unready router")
         assert fetch(cluster.router.url("/livez"))[0] == 200
@@ -201,7 +201,7 @@ def test_nodes_that_do_not_fit_together_are_never_paired(flags):  # KV-5
         folder = pathlib.Path(folder)
         common = ("--model", MODEL, "--control", "127.0.0.1:0", "--http", "127.0.0.1:0", "--threads", 1)
         prefill = Process(folder, "prefill", "lynx-prefill", *common)
-        decode = Process(folder, "decode", "lynx-decode", *common, *flags)
+        decode = Process(folder, "decode", "lynx-decode", *common, "--prompt-rows", 0, *flags)
         prefill.wait_announced(), decode.wait_announced()
         router = Process(folder, "router", "lynx-router", "--model", MODEL, "--listen", "127.0.0.1:0",
                          "--prefill", prefill.control, "--decode", decode.control).wait_announced()

@@ -1,5 +1,6 @@
 """`lynx top`: a look at a cluster from outside."""
 import json
+import random
 import re
 import subprocess
 import threading
@@ -19,7 +20,9 @@ def test_top_shows_nodes_and_what_they_do(cluster):
 
     def talk():
         while not stop.is_set():
-            assert cluster.post("/v1/completions", {"model": NAME, "prompt": "a b c", "max_tokens": 32})[0] == 200
+            # Long and new ones, so that they are worth a prefill node.
+            prompt = [random.randrange(4000) for _ in range(400)]
+            assert cluster.post("/v1/completions", {"model": NAME, "prompt": prompt, "max_tokens": 32})[0] == 200
 
     talker = threading.Thread(target=talk)
     talker.start()

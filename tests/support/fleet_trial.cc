@@ -195,6 +195,8 @@ FleetResult RunFleet(const FleetOptions& options, const std::vector<FleetRequest
     const std::string page = cluster.Metrics(absl::StrCat("decode-", i));
     result.held_tokens += PromptTokens(page, "held");
     result.sent_tokens += PromptTokens(page, "transferred");
+    result.local_prefills +=
+        Value(page, "lynx_node_local_prefills_total{model_name=\"lynx-tiny-moe\"}");
     result.preemptions += Value(page, "lynx_node_preemptions_total{model_name=\"lynx-tiny-moe\"}");
     result.copied_bytes += Value(page, "lynx_node_swapped_out_bytes_total");
   }

@@ -49,9 +49,10 @@ struct FleetResult {
   int64_t cached_tokens = 0;  // and of these those that were not computed.
   int64_t held_tokens = 0;    // Of adopted prompts, what decode held
   int64_t sent_tokens = 0;    // and what was sent.
-  int64_t preemptions = 0;    // On decode nodes,
-  int64_t copied_bytes = 0;   // and what was copied because of them.
-  uint64_t digest = 0;        // Of every event and its time: equal runs have equal ones.
+  int64_t local_prefills = 0;
+  int64_t preemptions = 0;   // On decode nodes,
+  int64_t copied_bytes = 0;  // and what was copied because of them.
+  uint64_t digest = 0;       // Of every event and its time: equal runs have equal ones.
 
   double goodput() const { return met_slo / seconds; }
 };

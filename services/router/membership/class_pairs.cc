@@ -10,12 +10,15 @@ namespace {
 
 bool IsReady(const Member* member) { return member->state == MemberState::kReady; }
 
-size_t Width(const ClassPair& pair) { return std::min(pair.prefill.size(), pair.decode.size()); }
+size_t Width(const ClassPair& pair) {
+  if (pair.prefill.empty()) return pair.decode.size();
+  return std::min(pair.prefill.size(), pair.decode.size());
+}
 
 bool GoesFirst(const ClassPair& a, const ClassPair& b) {
   const auto rank = [](const ClassPair& p) {
-    return std::make_tuple(p.prefill_class != p.decode_class, -static_cast<int64_t>(Width(p)),
-                           p.prefill_class, p.decode_class);
+    return std::make_tuple(p.prefill.empty(), p.prefill_class != p.decode_class,
+                           -static_cast<int64_t>(Width(p)), p.prefill_class, p.decode_class);
   };
   return rank(a) < rank(b);
 }
@@ -23,8 +26,14 @@ bool GoesFirst(const ClassPair& a, const ClassPair& b) {
 }  // namespace
 
 bool ClassPair::ready() const {
-  return std::any_of(prefill.begin(), prefill.end(), IsReady) &&
-         std::any_of(decode.begin(), decode.end(), IsReady);
+  const bool prefills = std::any_of(prefill.begin(), prefill.end(), IsReady);
+  return std::any_of(decode.begin(), decode.end(), [&](const Member* member) {
+    return IsReady(member) && (prefills || Local(*member));
+  });
+}
+
+bool ClassPair::Local(const Member& node) const {
+  return prefill_class == decode_class && node.status.prompt_rows() > 0;
 }
 
 std::vector<ClassPair> ClassPairs(const NodeTable& nodes,
@@ -36,13 +45,15 @@ std::vector<ClassPair> ClassPairs(const NodeTable& nodes,
   for (const auto& [endpoint, member] : nodes.members()) {
     if (member.state != MemberState::kReady && member.state != MemberState::kSuspect) continue;
     if (member.status.compatibility_hash().empty() || !takes(member)) continue;
-    auto& kinds = member.role == proto::ROLE_PREFILL ? prefill : decode;
-    kinds[{member.status.compatibility_hash(), member.status.numeric_class()}].push_back(&member);
+    const Kind kind = {member.status.compatibility_hash(), member.status.numeric_class()};
+    (member.role == proto::ROLE_PREFILL ? prefill : decode)[kind].push_back(&member);
+    if (member.role == proto::ROLE_DECODE && member.status.prompt_rows() > 0) prefill[kind];
   }
   std::vector<ClassPair> pairs;
   for (const auto& [of_prefill, prefills] : prefill) {
     for (const auto& [of_decode, decodes] : decode) {
       if (of_prefill.first != of_decode.first) continue;
+      if (prefills.empty() && of_prefill != of_decode) continue;
       pairs.push_back({of_prefill.second, of_decode.second, prefills, decodes});
     }
   }

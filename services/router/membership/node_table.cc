@@ -167,6 +167,8 @@ bool NodeTable::Ready(std::string* reason) const {
     for (const auto& [endpoint, member] : members_) {
       if (member.role != roles[i]) continue;
       if (member.state == MemberState::kReady) {
+        if (member.status.prompt_rows() > 0)
+          hashes[0].push_back(member.status.compatibility_hash());
         hashes[i].push_back(member.status.compatibility_hash());
         continue;
       }

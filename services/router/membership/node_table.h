@@ -100,7 +100,8 @@ class NodeTable {
   const Member* Find(NodeId id) const;  // Null when gone.
   const Member* FindEndpoint(const std::string& endpoint) const;
 
-  // True when some ready prefill node and some ready decode node may exchange KV. Otherwise
+  // True when some ready prefill node and some ready decode node may exchange KV, or a ready decode
+  // node takes prompts. Otherwise
   // `reason` tells an operator what is missing, naming endpoints and values.
   bool Ready(std::string* reason) const;
 

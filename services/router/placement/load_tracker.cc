@@ -76,6 +76,8 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
   DecodeCandidate candidate{member.id, status.kv_blocks_free(),
                             Told(status.running_sequences()) + Told(status.waiting_sequences()),
                             StepTimeFromWire(status.step_time())};
+  candidate.prompt_rows = status.prompt_rows();
+  candidate.queued_tokens = Queued(member);
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;
   const Load& load = it->second;
@@ -85,14 +87,15 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
 }
 
 PrefillCandidate LoadTracker::Prefill(const Member& member) const {
-  PrefillCandidate candidate{member.id, Told(member.status.queued_prompt_tokens()),
-                             StepTimeFromWire(member.status.step_time())};
+  return {member.id, Queued(member), StepTimeFromWire(member.status.step_time())};
+}
+
+int64_t LoadTracker::Queued(const Member& member) const {
+  const int64_t told = Told(member.status.queued_prompt_tokens());
   auto it = nodes_.find(member.id);
-  if (it == nodes_.end()) return candidate;
+  if (it == nodes_.end()) return told;
   // Our own unanswered prompts are there whatever the heartbeat says.
-  candidate.queued_tokens =
-      std::max(candidate.queued_tokens + it->second.prompt_tokens_since, it->second.prompt_tokens);
-  return candidate;
+  return std::max(told + it->second.prompt_tokens_since, it->second.prompt_tokens);
 }
 
 void LoadTracker::DropIfIdle(NodeId node) {

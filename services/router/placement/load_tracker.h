@@ -22,7 +22,7 @@ class LoadTracker {
   // `granted`: whether Granted was called for it.
   void Released(NodeId node, int64_t blocks, bool granted);
 
-  // A prefill node was sent a prompt of `tokens`; it has answered, or will not.
+  // A node was sent a prompt of `tokens`; it has answered, or will not.
   void PromptSent(NodeId node, int64_t tokens);
   void PromptDone(NodeId node, int64_t tokens);
 
@@ -46,6 +46,7 @@ class LoadTracker {
     int64_t prompts = 0;
   };
   void DropIfIdle(NodeId node);
+  int64_t Queued(const Member& member) const;  // Prompt tokens.
 
   std::map<NodeId, Load> nodes_;
 };

@@ -24,6 +24,7 @@ struct PlacementRequest {
   // waiting for its KV.
   double answer_tokens = 64;
   absl::Duration transfer_per_token = absl::ZeroDuration();
+  bool local_only = false;  // No prefill node can take it: its decode node computes the prompt.
 };
 
 // One node that may take the sequence: ready, compatible, large enough, not excluded.
@@ -33,6 +34,9 @@ struct DecodeCandidate {
   int64_t load = 0;         // Sequences running, waiting and on their way there.
   StepTime step_time = {};
   int64_t held_tokens = 0;  // Of the prompt, from its start; as far as is known.
+  // If it computes prompts: rows of one in a step, and prompt tokens waiting there.
+  int32_t prompt_rows = 0;
+  int64_t queued_tokens = 0;
 };
 struct PrefillCandidate {
   NodeId node = 0;
@@ -53,6 +57,9 @@ class PlacementPolicy {
   // `candidates` is not empty. A prefill node queues by itself, so one is always chosen.
   virtual NodeId PickPrefill(std::span<const PrefillCandidate> candidates,
                              const PlacementRequest& request) = 0;
+  // Whether a prompt is computed on its decode node where that costs less (local_prefill.h); else
+  // only where no prefill node can take it.
+  virtual bool weighs_local_prefill() const { return true; }
   // Whether it looks at held_tokens.
   virtual bool wants_prefixes() const { return false; }
 };

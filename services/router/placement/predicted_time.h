@@ -42,10 +42,24 @@ inline absl::Duration TokenTime(const DecodeCandidate& c) {
   return c.step_time.Step(limit) * sequences / limit;
 }
 
-// A whole answer there, of the usual length, after what of the prompt's KV is not held has come.
+// Until the first token of a prompt that the decode node computes itself: what waits there and the
+// rows it does not hold, in chunks beside its other sequences; `load` counts these alone. Infinite:
+// it takes no prompts.
+inline absl::Duration FirstTokenTime(const DecodeCandidate& c, const PlacementRequest& request) {
+  if (c.prompt_rows <= 0) return absl::InfiniteDuration();
+  const int64_t rows =
+      c.queued_tokens + std::max<int64_t>(request.prompt_tokens - c.held_tokens, 1);
+  const int64_t steps = (rows + c.prompt_rows - 1) / c.prompt_rows;
+  return c.step_time.base * steps + c.step_time.per_row * (rows + c.load * steps);
+}
+
+// A whole answer there, of the usual length, after what of the prompt's KV is not held has come, or
+// been computed where no prefill node is.
 inline absl::Duration AnswerTime(const DecodeCandidate& c, const PlacementRequest& request) {
   return TokenTime(c) * request.answer_tokens +
-         request.transfer_per_token * (request.prompt_tokens - c.held_tokens);
+         (request.local_only
+              ? FirstTokenTime(c, request)
+              : request.transfer_per_token * (request.prompt_tokens - c.held_tokens));
 }
 
 }  // namespace lynx::router

@@ -10,7 +10,8 @@ namespace lynx::router {
 //
 // Prefill: where the first token is predicted to come first, after what is queued there and what
 // of the prompt the node does not hold. Decode: an answer of the usual length takes its steps, and
-// what is not held has to come; of nodes that are about as good, the one that holds the most.
+// what is not held has to come, or to be computed where no prefill node is; of nodes that are about
+// as good, the one that holds the most.
 //
 // A node that has not said what its steps cost is taken to be fast, so that it gets work and can.
 class PrefixAware final : public PlacementPolicy {

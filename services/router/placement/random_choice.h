@@ -15,6 +15,7 @@ class RandomChoice final : public PlacementPolicy {
                                    const PlacementRequest& request) override;
   NodeId PickPrefill(std::span<const PrefillCandidate> candidates,
                      const PlacementRequest& request) override;
+  bool weighs_local_prefill() const override { return false; }
 
  private:
   std::mt19937_64 random_;

@@ -12,6 +12,7 @@ class RoundRobin final : public PlacementPolicy {
                                    const PlacementRequest& request) override;
   NodeId PickPrefill(std::span<const PrefillCandidate> candidates,
                      const PlacementRequest& request) override;
+  bool weighs_local_prefill() const override { return false; }
 
  private:
   NodeId last_decode_ = 0;

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
 #include "common/telemetry/log.h"
+#include "services/router/placement/local_prefill.h"
 #include "services/router/placement/predicted_time.h"
 
 namespace lynx::router {
@@ -388,6 +389,7 @@ absl::Duration ClusterService::PredictedTtft(const Entry& entry) const {
   const SequenceSession& session = entry.session;
   const PlacementRequest request = Placement(entry);
   absl::Duration prefill = absl::InfiniteDuration();
+  absl::Duration local = absl::InfiniteDuration();  // Where no prefill node is.
   const std::vector<ClassPair> pairs = Pairs(session);
   const ClassPair* home = FirstReady(pairs);
   for (const ClassPair& pair : pairs) {
@@ -396,8 +398,29 @@ absl::Duration ClusterService::PredictedTtft(const Entry& entry) const {
       if (member->state != MemberState::kReady) continue;
       prefill = std::min(prefill, FirstTokenTime(Prefill(*member, entry), request));
     }
+    for (const Member* member : pair.decode) {
+      if (member->state != MemberState::kReady || !pair.Local(*member)) continue;
+      local = std::min(local, FirstTokenTime(Decode(*member, entry), request));
+    }
   }
-  return admission_.ExpectedWait() + prefill;
+  return admission_.ExpectedWait() + (prefill < absl::InfiniteDuration() ? prefill : local);
+}
+
+DecodeCandidate ClusterService::Granted(const Member& decode, const Entry& entry) const {
+  DecodeCandidate candidate = loads_.Decode(decode);
+  candidate.load = std::max<int64_t>(candidate.load - 1, 0);
+  // Log-probabilities of a prompt need all of it computed.
+  if (!entry.session.request().sampling.prompt_logprobs()) {
+    candidate.held_tokens = entry.session.grant().held_prefix_tokens();
+  }
+  return candidate;
+}
+
+bool ClusterService::MayPrefillLocally(const Entry& entry, const Member* decode) const {
+  return decode != nullptr && decode->status.prompt_rows() > 0 &&
+         !entry.session.prefill_refused().contains(decode->id) &&
+         (!entry.prefill_class.has_value() ||
+          *entry.prefill_class == decode->status.numeric_class());
 }
 
 void ClusterService::PlacePrefill(SequenceId id) {
@@ -424,11 +447,19 @@ void ClusterService::PlacePrefill(SequenceId id) {
           .push_back(Prefill(*member, entry));
     }
     if (preferred.empty()) preferred.swap(others);
-    if (preferred.empty()) {
+    NodeId node = 0;
+    if (!preferred.empty()) node = policy_->PickPrefill(preferred, request);
+    const auto picked = std::find_if(preferred.begin(), preferred.end(),
+                                     [&](const auto& candidate) { return candidate.node == node; });
+    if (MayPrefillLocally(entry, decode) &&
+        (node == 0 || (policy_->weighs_local_prefill() &&
+                       CheaperLocally(Granted(*decode, entry), *picked, request)))) {
+      node = decode->id;
+    }
+    if (node == 0) {
       Apply(id, session.OnNoPrefill(now));
       return;
     }
-    const NodeId node = policy_->PickPrefill(preferred, request);
     proto::Envelope envelope;
     proto::Prefill& prefill = *envelope.mutable_prefill();
     prefill.set_sequence(session.wire_id());
@@ -440,11 +471,13 @@ void ClusterService::PlacePrefill(SequenceId id) {
         std::min(session.request().deadline - now, options_.session.first_token_timeout)));
     prefill.set_priority(session.request().priority);
     prefill.set_tenant(session.request().tenant);
+    const bool local = node == session.decode();
     if (!nodes_.Send(node, std::move(envelope)).ok()) {
       resting_.insert(node);
+      if (local) decode = nullptr;
       continue;
     }
-    metrics_.disaggregated.Increment();
+    (local ? metrics_.local : metrics_.disaggregated).Increment();
     Apply(id, session.OnPrefillSent(node, now));
     return;
   }
@@ -487,10 +520,13 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     const auto free = [&](const Member* member) {
       return member->state == MemberState::kReady && !resting_.contains(member->id);
     };
+    placement.local_only = true;
     for (const ClassPair& pair : pairs) {
-      if (std::none_of(pair.prefill.begin(), pair.prefill.end(), free)) continue;
+      const bool prefills = std::any_of(pair.prefill.begin(), pair.prefill.end(), free);
+      if (prefills) placement.local_only = false;
       for (const Member* decode : pair.decode) {
         if (!free(decode) || (&pair != home && Exact(request, *decode))) continue;
+        if (!prefills && !pair.Local(*decode)) continue;
         if (!seen.insert(decode->id).second) continue;
         all.push_back(Decode(*decode, entry));
         placement.blocks_now = std::max(placement.blocks_now,
@@ -509,7 +545,9 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     reserve.set_prompt_tokens(static_cast<int32_t>(request.prompt.size()));
     reserve.set_max_new_tokens(request.sampling.max_new_tokens());
     reserve.set_lease_ms(Milliseconds(options_.grant_lease));
-    if (session.share_prefix()) {
+    const bool exact = Exact(request, *nodes_.nodes().Find(*node));
+    // Of another class than the prompt's, what decode holds could not be used.
+    if (session.share_prefix() && !(exact && home->prefill_class != home->decode_class)) {
       reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
     }
     reserve.set_policy(request.sampling.policy());
@@ -524,7 +562,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     admission_.Dispatch(entry.ticket, now);
     session.OnReserveSent(*node, wire_id, now);
     entry.prefill_class.reset();
-    if (Exact(request, *nodes_.nodes().Find(*node))) entry.prefill_class = home->prefill_class;
+    if (exact) entry.prefill_class = home->prefill_class;
     Settle(id, entry);
     return true;
   }
@@ -555,7 +593,10 @@ absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
   return absl::OutOfRangeError(absl::StrCat(
       "the prompt's ", request.prompt.size(), " tokens and ", request.sampling.max_new_tokens(),
       " new ones need ", needed, " blocks of KV memory; the largest decode node has ",
-      decode_blocks, ", the largest prefill node ", prefill_blocks, " for the prompt"));
+      decode_blocks,
+      prefill_blocks > 0
+          ? absl::StrCat(", the largest prefill node ", prefill_blocks, " for the prompt")
+          : ""));
 }
 
 void ClusterService::SendCancel(NodeId node, uint64_t wire_id, const char* reason) {
@@ -654,11 +695,12 @@ void ClusterService::Measure(Entry& entry) {
   }
   if (entry.measured == 1 && t.second_token != past) {
     entry.measured = 2;
-    const absl::Time taken_over = std::max(t.handed_off, t.first_token);
+    const absl::Time taken_over =
+        entry.session.local() ? t.first_token : std::max(t.handed_off, t.first_token);
     metrics_.StageTook(Stage::kKvTransfer, taken_over - t.first_token);
     const int64_t sent = static_cast<int64_t>(entry.session.request().prompt.size()) -
                          entry.session.grant().held_prefix_tokens();
-    if (sent > 0) {
+    if (sent > 0 && !entry.session.local()) {
       transfer_per_token_ += ((taken_over - t.first_token) / sent - transfer_per_token_) * kNews;
     }
     metrics_.StageTook(Stage::kDecodeWait, std::max(t.second_token, taken_over) - taken_over);

@@ -99,6 +99,10 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   void Apply(SequenceId id, Effects effects) { Apply(id, *entries_.at(id), std::move(effects)); }
   void Apply(SequenceId id, Entry& entry, Effects effects);
   void PlacePrefill(SequenceId id);
+  // What the decode node that granted room has besides this sequence.
+  DecodeCandidate Granted(const Member& decode, const Entry& entry) const;
+  // Whether it may compute the prompt; null: it is gone.
+  bool MayPrefillLocally(const Entry& entry, const Member* decode) const;
   PlacementRequest Placement(const Entry& entry) const;
   // From now to the first token of a sequence that came now, as far as nodes have told enough.
   absl::Duration PredictedTtft(const Entry& entry) const;

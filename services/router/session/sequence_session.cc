@@ -246,14 +246,14 @@ SequenceSession::Effects SequenceSession::OnTerminal(NodeId from, const proto::T
     case proto::Terminal::KIND_CANCELLED:
     case proto::Terminal::KIND_FAILED: {
       // Once decode has the sequence, prefill's troubles are its own.
-      if (by_prefill && (decode_spoke_ || handed_off_)) return Ignored();
+      if (by_prefill && !by_decode && (decode_spoke_ || handed_off_)) return Ignored();
       if (finished_.has_value()) return Ignored();
       absl::Status status = StatusOf(terminal, by_decode ? "decode" : "prefill");
       avoid_.insert(from);
-      (by_decode ? decode_ : prefill_) = 0;
       const RetryStage stage = state_ == SequenceState::kReserving ? RetryStage::kReserve
-                               : by_decode                         ? RetryStage::kHandoff
-                                                                   : RetryStage::kPrefill;
+                               : by_prefill                        ? RetryStage::kPrefill
+                                                                   : RetryStage::kHandoff;
+      ForgetNode(from);
       Break(stage, RetryReason::kNodeError, std::move(status), now, effects);
       return effects;
     }
@@ -268,11 +268,13 @@ SequenceSession::Effects SequenceSession::OnNodeGone(NodeId node, const std::str
   if (node == 0 || state_ == SequenceState::kDone) return effects;
   if (finished_.has_value() && (node == decode_ || node == prefill_)) {
     // The answer is complete; what is missing of it is on its way here or lost.
-    (node == decode_ ? decode_ : prefill_) = 0;
+    ForgetNode(node);
   } else if (node == decode_) {
-    decode_ = 0;
-    Break(state_ == SequenceState::kReserving ? RetryStage::kReserve : RetryStage::kHandoff,
-          RetryReason::kNodeGone, absl::UnavailableError(why), now, effects);
+    const RetryStage stage = state_ == SequenceState::kReserving ? RetryStage::kReserve
+                             : local()                           ? RetryStage::kPrefill
+                                                                 : RetryStage::kHandoff;
+    ForgetNode(node);
+    Break(stage, RetryReason::kNodeGone, absl::UnavailableError(why), now, effects);
   } else if (node == prefill_) {
     prefill_ = 0;
     if (state_ == SequenceState::kPrefilling) {
@@ -417,9 +419,14 @@ void SequenceSession::CancelAttempt(Effects& effects) {
   if (decode_ != 0 && !(finished && finished_by_decode_)) {
     effects.cancels.push_back({decode_, wire_id_});
   }
-  if (prefill_ != 0 && !finished && !handed_off_ && !decode_spoke_) {
+  if (prefill_ != 0 && !local() && !finished && !handed_off_ && !decode_spoke_) {
     effects.cancels.push_back({prefill_, wire_id_});
   }
+}
+
+void SequenceSession::ForgetNode(NodeId node) {
+  if (decode_ == node) decode_ = 0;
+  if (prefill_ == node) prefill_ = 0;
 }
 
 void SequenceSession::ForgetAttempt() {

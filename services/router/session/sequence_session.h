@@ -68,6 +68,9 @@ const char* Name(RetryReason reason);
 //   (6) Retry where decode held a prefix and has said nothing yet.
 //   (7) Ignored once decode speaks.
 //
+// Where the decode node computes the prompt, it is both nodes of the attempt: prefill's events are
+// its own, and nothing is handed off.
+//
 // retry: before anything was delivered the sequence may start over, on other nodes when there are
 // any: the seed is part of the request, so the answer is the same. The attempt is cancelled on both
 // nodes and the sequence goes back to the queue, at most max_retries times; then it fails. Where
@@ -148,6 +151,8 @@ class SequenceSession {
   uint64_t wire_id() const { return wire_id_; }  // 0: no attempt.
   NodeId decode() const { return decode_; }      // 0: not placed.
   NodeId prefill() const { return prefill_; }    // 0: not placed.
+  // The decode node computes the prompt.
+  bool local() const { return prefill_ != 0 && prefill_ == decode_; }
   const proto::GrantInfo& grant() const { return grant_; }
   bool granted() const { return granted_; }
   // Decode may hold a prefix of the prompt.
@@ -175,6 +180,7 @@ class SequenceSession {
   void Requeue(absl::Time now, Effects& effects);
   void CancelAttempt(Effects& effects);
   void ForgetAttempt();
+  void ForgetNode(NodeId node);
   // Delivers what is in order, ends when everything is in, and watches the hole otherwise.
   void Advance(absl::Time now, Effects& effects);
 

@@ -23,6 +23,9 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
       disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
                                         "Prompts sent to nodes, by where prefill ran",
                                         {{"decision", "disaggregated"}})),
+      local(registry.AddCounter("lynx_router_routing_decisions_total",
+                                "Prompts sent to nodes, by where prefill ran",
+                                {{"decision", "local"}})),
       ignored_unknown_sequence(
           registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unknown_sequence"}})),
       ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})) {

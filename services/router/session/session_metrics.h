@@ -45,6 +45,7 @@ class SessionMetrics {
   telemetry::Gauge indexed_prefixes;
   telemetry::Histogram release_seconds;
   telemetry::Counter disaggregated;
+  telemetry::Counter local;
   telemetry::Counter ignored_unknown_sequence;
   telemetry::Counter ignored_unexpected;
 

@@ -58,7 +58,7 @@ TEST(TopViewTest, ShowsWhatHappenedBetween) {
             "    EXPERTS\n"
             "prefill  10.0.0.1:1  ready        0        2           1200   0%         0        -  "
             "          -\n"
-            "decode   10.0.0.2:1  ready       16        0              -  75%       500  32.0 ms  "
+            "decode   10.0.0.2:1  ready       16        0              0  75%       500  32.0 ms  "
             "52.0 > 31.2\n");
 }
 

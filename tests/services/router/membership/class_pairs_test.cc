@@ -19,7 +19,8 @@ class ClassPairsTest : public ::testing::Test {
   ClassPairsTest() : table_({}) {}
 
   void Add(proto::Role role, const std::string& numeric_class,
-           proto::NodeState state = proto::NODE_STATE_READY, const std::string& hash = "h") {
+           proto::NodeState state = proto::NODE_STATE_READY, const std::string& hash = "h",
+           int32_t prompt_rows = 0) {
     const std::string endpoint = absl::StrCat("n:", ++nodes_);
     table_.Add(endpoint, role);
     proto::NodeStatus status;
@@ -27,11 +28,15 @@ class ClassPairsTest : public ::testing::Test {
     status.set_state(state);
     status.set_compatibility_hash(hash);
     status.set_numeric_class(numeric_class);
+    status.set_prompt_rows(prompt_rows);
     std::vector<NodeTable::Event> events;
     table_.OnStatus(endpoint, nodes_, status, clock_.Now(), events);
   }
   void Prefill(const std::string& numeric_class) { Add(proto::ROLE_PREFILL, numeric_class); }
   void Decode(const std::string& numeric_class) { Add(proto::ROLE_DECODE, numeric_class); }
+  void Both(const std::string& numeric_class) {
+    Add(proto::ROLE_DECODE, numeric_class, proto::NODE_STATE_READY, "h", 64);
+  }
   // As "prefill>decode", and how many of each.
   std::vector<std::string> Pairs() {
     std::vector<std::string> names;
@@ -65,6 +70,28 @@ TEST_F(ClassPairsTest, EqualClassesComeBeforeMoreNodesBeforeNames) {
   Prefill("a");
   Decode("a");
   EXPECT_THAT(Pairs(), ElementsAre("a>a 1,1", "b>c 3,3", "a>c 1,3", "b>a 3,1"));
+}
+
+TEST_F(ClassPairsTest, DecodeNodesThatTakePromptsAreAPairOfTheirOwnClass) {
+  Both("a");
+  Both("b");
+  Both("b");
+  Decode("c");
+  EXPECT_THAT(Pairs(), ElementsAre("b>b 0,2", "a>a 0,1"));
+  const auto pairs = ClassPairs(table_, [](const Member&) { return true; });
+  EXPECT_TRUE(pairs[0].ready());
+  EXPECT_TRUE(pairs[0].Local(*pairs[0].decode[0]));
+}
+
+TEST_F(ClassPairsTest, PairsWithPrefillNodesComeBeforeThoseWithout) {
+  for (int i = 0; i < 3; ++i) Both("b");
+  Prefill("a");
+  EXPECT_THAT(Pairs(), ElementsAre("a>b 1,3", "b>b 0,3"));
+  Prefill("b");
+  EXPECT_THAT(Pairs(), ElementsAre("b>b 1,3", "a>b 1,3"));
+  const auto pairs = ClassPairs(table_, [](const Member&) { return true; });
+  EXPECT_TRUE(pairs[0].Local(*pairs[0].decode[0]));
+  EXPECT_FALSE(pairs[1].Local(*pairs[1].decode[0])) << "prompts of this pair have the bits of a";
 }
 
 TEST_F(ClassPairsTest, TheOrderOfJoiningChangesNothing) {

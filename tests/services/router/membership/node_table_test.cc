@@ -58,6 +58,24 @@ class NodeTableTest : public ::testing::Test {
   NodeTable table_;
 };
 
+TEST_F(NodeTableTest, IsReadyWithOneDecodeNodeThatTakesPrompts) {
+  NodeTable table({});
+  table.Add("d:1", proto::ROLE_DECODE);
+  proto::NodeStatus status;
+  status.set_role(proto::ROLE_DECODE);
+  status.set_state(proto::NODE_STATE_READY);
+  status.set_compatibility_hash("h");
+  std::vector<NodeTable::Event> events;
+  table.OnStatus("d:1", 1, status, absl::UnixEpoch(), events);
+  std::string reason;
+  EXPECT_FALSE(table.Ready(&reason));
+  EXPECT_EQ(reason, "no prefill node is ready: none is known");
+  status.set_prompt_rows(64);
+  table.OnStatus("d:1", 1, status, absl::UnixEpoch(), events);
+  EXPECT_TRUE(table.Ready(&reason));
+  EXPECT_EQ(reason, "");
+}
+
 TEST_F(NodeTableTest, IsReadyWithOneCompatiblePair) {
   EXPECT_THAT(Reason(), AllOf(HasSubstr("no prefill node is ready: p:1 is gone"),
                               HasSubstr("no decode node is ready: d:1 is gone")));

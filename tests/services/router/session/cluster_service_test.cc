@@ -94,7 +94,8 @@ class ClusterServiceTest : public ::testing::Test {
     }
     for (int i = 1; i <= decode; ++i) {
       options.decode.push_back(absl::StrCat("10.0.2.", i, ":1"));
-      cluster_.Add(options.decode.back(), proto::ROLE_DECODE, decode_blocks);
+      cluster_.Add(options.decode.back(), proto::ROLE_DECODE, decode_blocks)
+          .set_prompt_rows(prompt_rows_);
     }
     auto nodes = NodeRegistry::Create(options, loop_, network_, resolver_, metrics_);
     ASSERT_THAT(nodes, IsOk());
@@ -146,6 +147,8 @@ class ClusterServiceTest : public ::testing::Test {
     EXPECT_EQ(client.end->finish_reason, answer.stop ? proto::Terminal::FINISH_REASON_STOP
                                                      : proto::Terminal::FINISH_REASON_LENGTH);
   }
+  // Of each kind in turn all.
+  void LoseMessages();
   void ExpectNothingHeld() {
     EXPECT_TRUE(service_->Idle());
     EXPECT_TRUE(Shows("lynx_router_queued_requests 0"));
@@ -166,6 +169,7 @@ class ClusterServiceTest : public ::testing::Test {
   telemetry::Registry metrics_;
   FakeCluster cluster_{loop_, network_};
   ClusterService::Options options_;
+  int32_t prompt_rows_ = 0;  // Of decode nodes.
   uint64_t next_id_ = 1;
   std::unique_ptr<NodeRegistry> nodes_;
   std::unique_ptr<ClusterService> service_;
@@ -212,6 +216,87 @@ TEST_F(ClusterServiceTest, WhatWouldComeTooLateIsRefusedAtOnce) {
   Client third;
   EXPECT_THAT(Start(third, 20, 5), IsOk());
   third.Cancel();
+  loop_.Advance(absl::Seconds(1));
+  ExpectNothingHeld();
+}
+
+TEST_F(ClusterServiceTest, WithoutPrefillNodesDecodeNodesComputeThePrompts) {
+  prompt_rows_ = 64;
+  Make(0, 2);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    clients.push_back(std::make_unique<Client>());
+    ASSERT_THAT(Start(*clients.back(), 20, 1 + static_cast<int>(seed) % 9, seed), IsOk());
+  }
+  clients.front()->Cancel();
+  loop_.Advance(absl::Milliseconds(25));
+  clients.back()->Cancel();
+  loop_.Advance(absl::Seconds(5));
+  for (uint64_t seed = 2; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ExpectAnswer(*clients[seed - 1], seed, 1 + static_cast<int>(seed) % 9);
+  }
+  for (size_t i : {0, 1}) EXPECT_GT(Decode(i).prefills(), 0);
+  ExpectNothingHeld();
+  EXPECT_TRUE(Shows("lynx_router_routing_decisions_total{decision=\"disaggregated\"} 0"));
+}
+
+TEST_F(ClusterServiceTest, WhenTheLastPrefillNodeGoesDecodeNodesComputeThePrompts) {
+  prompt_rows_ = 64;
+  Make(1, 1);
+  Prefill().set_mute(true);
+  Client client;
+  ASSERT_THAT(Start(client, 20, 4), IsOk());
+  loop_.Advance(absl::Seconds(1));
+  EXPECT_EQ(Prefill().prefills(), 1);
+  Prefill().SetOnline(false);
+  loop_.Advance(absl::Seconds(10));
+  ExpectAnswer(client, 1, 4);
+  EXPECT_TRUE(service_->View().ready);
+  EXPECT_TRUE(Shows("lynx_router_routing_decisions_total{decision=\"local\"} 1"));
+  ExpectNothingHeld();
+}
+
+TEST_F(ClusterServiceTest, AShortPromptDoesNotWaitForAPrefillNodeThatIsBusy) {
+  prompt_rows_ = 64;
+  Make(1, 1);
+  Prefill().set_row_time(absl::Milliseconds(1));
+  Prefill().set_mute(true);
+  Decode().set_row_time(absl::Milliseconds(1));
+  loop_.Advance(absl::Seconds(1));  // Heartbeats tell.
+  Client long_one;
+  Client short_one;
+  ASSERT_THAT(Start(long_one, 500, 4), IsOk());
+  loop_.Advance(absl::Milliseconds(10));
+  EXPECT_EQ(Prefill().prefills(), 1);
+  ASSERT_THAT(Start(short_one, 20, 4), IsOk());
+  loop_.Advance(absl::Seconds(1));
+  ExpectAnswer(short_one, 1, 4);
+  EXPECT_EQ(Prefill().prefills(), 1);
+  long_one.Cancel();
+  loop_.Advance(absl::Seconds(1));
+  ExpectNothingHeld();
+}
+
+TEST_F(ClusterServiceTest, ANodeThatRefusesAPromptOfItsOwnGrantIsNotAskedAgain) {
+  prompt_rows_ = 64;
+  Make(1, 1);
+  Prefill().set_row_time(absl::Milliseconds(1));
+  Decode().set_row_time(absl::Milliseconds(1));
+  loop_.Advance(absl::Seconds(1));
+  Client mute;
+  Prefill().set_mute(true);
+  ASSERT_THAT(Start(mute, 500, 4), IsOk());
+  loop_.Advance(absl::Milliseconds(10));
+  Prefill().set_mute(false);
+  Client client;
+  ASSERT_THAT(Start(client, 20, 4), IsOk());
+  Decode().set_refuses_prompts(true);
+  loop_.Advance(absl::Seconds(1));
+  ExpectAnswer(client, 1, 4);
+  EXPECT_EQ(Decode().prefills(), 1);
+  EXPECT_EQ(Prefill().prefills(), 2);
+  mute.Cancel();
   loop_.Advance(absl::Seconds(1));
   ExpectNothingHeld();
 }
@@ -265,6 +350,27 @@ TEST_F(MixedClassesTest, ExactSequencesMoveOnWhenTheirPairIsGone) {
   Serve(10);
   EXPECT_EQ(Prefill(0).prefills(), 10);
   EXPECT_EQ(Decode(0).reserves(), 10);
+}
+
+// Their prompts have the bits of "b" and so has what decode nodes of "b" compute; those of "c"
+// compute none.
+TEST_F(MixedClassesTest, ExactPromptsAreComputedOnDecodeNodesOfTheirClassOnly) {
+  for (size_t i : {0, 1, 2}) {
+    Prefill(i).set_row_time(absl::Milliseconds(10));
+    Prefill(i).set_numeric_class("b");
+  }
+  for (size_t i : {0, 1, 2, 3}) {
+    Decode(i).set_row_time(absl::Microseconds(1));
+    Decode(i).set_prompt_rows(64);
+    Decode(i).set_numeric_class("c");
+  }
+  loop_.Advance(absl::Seconds(1));
+  Serve(30);
+  for (size_t i : {0, 1, 2, 3}) EXPECT_EQ(Decode(i).prefills(), 0);
+  for (size_t i : {0, 1, 2, 3}) Decode(i).set_numeric_class("b");
+  loop_.Advance(absl::Seconds(1));
+  Serve(30);
+  for (size_t i : {0, 1, 2, 3}) EXPECT_GT(Decode(i).prefills(), 0);
 }
 
 TEST_F(MixedClassesTest, LossySequencesGoAnywhere) {
@@ -590,6 +696,17 @@ TEST_F(ClusterServiceTest, EveryMessageTwiceChangesNothing) {
 TEST_F(ClusterServiceTest, WhicheverMessageIsLostEveryRequestEnds) {
   options_.session.first_token_timeout = absl::Seconds(5);
   Make(2, 2);
+  LoseMessages();
+}
+
+TEST_F(ClusterServiceTest, WhicheverMessageIsLostEveryRequestEndsWithoutPrefillNodes) {
+  options_.session.first_token_timeout = absl::Seconds(5);
+  prompt_rows_ = 64;
+  Make(0, 2);
+  LoseMessages();
+}
+
+void ClusterServiceTest::LoseMessages() {
   for (const auto kind :
        {proto::Envelope::kReserve, proto::Envelope::kPrefill, proto::Envelope::kCancel,
         proto::Envelope::kGrant, proto::Envelope::kRefused, proto::Envelope::kFirstToken,
@@ -689,8 +806,13 @@ TEST_P(ClusterFuzzTest, EverySequenceEndsOnceAndNothingIsLeft) {
   options_.session.queue_timeout = absl::Seconds(8);
   options_.grant_lease = absl::Seconds(6);
   options_.admission = {.max_in_flight = 4 + below(20), .max_queued = 1 + below(20)};
-  Make(1 + static_cast<int>(below(3)), 1 + static_cast<int>(below(3)),
-       /*decode_blocks=*/4 + static_cast<int>(below(12)));
+  const bool local = seed % 3 == 0;  // Prompts may be computed on decode nodes, ...
+  prompt_rows_ = local ? 64 : 0;
+  Make((local && seed % 2 == 0 ? 0 : 1) + static_cast<int>(below(3)),
+       1 + static_cast<int>(below(3)), /*decode_blocks=*/4 + static_cast<int>(below(12)));
+  for (const auto& node : cluster_.nodes()) {  // ... where that is cheaper, or none other is.
+    if (local) node->set_row_time(absl::Microseconds(1 + below(100)));
+  }
 
   const uint64_t lost = below(4), doubled = below(10), late = below(10);  // Percent.
   network_.set_fault([&, lost, doubled, late](const proto::Envelope&) {

@@ -49,6 +49,8 @@ class FakeNode {
   void set_row_time(absl::Duration time) { row_time_ = time; }
   void set_numeric_class(const std::string& name) { numeric_class_ = name; }
   void set_remaps(bool remaps) { remaps_ = remaps; }
+  void set_prompt_rows(int32_t rows) { prompt_rows_ = rows; }  // Of a decode node that takes some.
+  void set_refuses_prompts(bool refuses) { refuses_prompts_ = refuses; }
   void SendStatus();
 
   uint64_t incarnation() const { return incarnation_; }
@@ -68,7 +70,8 @@ class FakeNode {
     int max_new_tokens = 0;
     uint64_t seed = 0;
     uint64_t grant = 0;
-    size_t sent = 0;  // Tokens, the first one included; 0 on decode: not adopted yet.
+    size_t sent = 0;         // Tokens, the first one included; 0 on decode: not adopted yet.
+    bool prompting = false;  // Computes the prompt of its own grant.
   };
   void OnMessage(const proto::Envelope& envelope);
   void OnReserve(const proto::Reserve& reserve);
@@ -100,6 +103,8 @@ class FakeNode {
   absl::Duration row_time_ = absl::ZeroDuration();
   std::string numeric_class_ = "cpu";
   bool remaps_ = false;
+  int32_t prompt_rows_ = 0;
+  bool refuses_prompts_ = false;
   std::map<uint64_t, Live> live_;
   uint64_t next_grant_ = 1;
   int reserves_ = 0;
@@ -189,6 +194,7 @@ inline void FakeNode::SendStatus() {
   status.set_compatibility_hash("h");
   status.set_numeric_class(numeric_class_);
   status.set_remaps(remaps_);
+  status.set_prompt_rows(prompt_rows_);
   status.set_kv_blocks_total(blocks_);
   status.set_kv_blocks_free(free_);
   status.set_running_sequences(static_cast<int>(live_.size()));
@@ -211,7 +217,10 @@ inline void FakeNode::OnReserve(const proto::Reserve& reserve) {
     live_[id] = {.blocks = blocks, .max_new_tokens = 0, .seed = 0, .grant = grant, .sent = 0};
     Later(absl::Milliseconds(reserve.lease_ms()), [this, id, grant] {
       auto it = live_.find(id);
-      if (it == live_.end() || it->second.grant != grant || it->second.sent > 0) return;
+      if (it == live_.end() || it->second.grant != grant || it->second.sent > 0 ||
+          it->second.prompting) {
+        return;
+      }
       Drop(id);
       End(id, proto::Terminal::KIND_FAILED);
     });
@@ -230,10 +239,19 @@ inline void FakeNode::OnPrefill(const proto::Prefill& prefill) {
   last_claim_ = {prefill.priority(), prefill.tenant()};
   const uint64_t id = prefill.sequence();
   if (mute_) return;
-  if (live_.contains(id)) return Refuse(id, proto::Refused::REASON_DUPLICATE);
-  if (state_ != proto::NODE_STATE_READY) return Refuse(id, proto::Refused::REASON_NOT_READY);
-  if (busy_) return Refuse(id, proto::Refused::REASON_BUSY);
-  live_[id] = {};
+  if (role_ == proto::ROLE_DECODE) {
+    if (!live_.contains(id)) return Refuse(id, proto::Refused::REASON_NOT_READY);
+    if (live_[id].prompting || live_[id].sent > 0) {
+      return Refuse(id, proto::Refused::REASON_DUPLICATE);
+    }
+    if (refuses_prompts_) return Refuse(id, proto::Refused::REASON_BUSY);
+    live_[id].prompting = true;
+  } else {
+    if (live_.contains(id)) return Refuse(id, proto::Refused::REASON_DUPLICATE);
+    if (state_ != proto::NODE_STATE_READY) return Refuse(id, proto::Refused::REASON_NOT_READY);
+    if (busy_) return Refuse(id, proto::Refused::REASON_BUSY);
+    live_[id] = {};
+  }
   Later(prefill_time_, [this, id, prefill] {
     if (live_.contains(id)) FinishPrefill(id, prefill);
   });
@@ -248,6 +266,11 @@ inline void FakeNode::FinishPrefill(uint64_t id, const proto::Prefill& prefill) 
     envelope.mutable_first_token()->mutable_token()->set_id(answer.tokens[0]);
   }
   Send(std::move(envelope));
+  if (role_ == proto::ROLE_DECODE && limit > 1 && !answer.tokens.empty()) {
+    live_[id].prompting = false;
+    Adopt(id, prefill);
+    return;
+  }
   Drop(id);
   if (answer.tokens.empty()) {
     return End(id, proto::Terminal::KIND_FINISHED, proto::Terminal::FINISH_REASON_STOP, 1);

@@ -616,6 +616,72 @@ TEST_F(SequenceSessionTest, CancelFreesBothSides) {
   }
 }
 
+// The decode node computes the prompt.
+class LocalPrefillTest : public SequenceSessionTest {
+ protected:
+  void ToLocal() {
+    ToReserving();
+    ASSERT_TRUE(Grant().place_prefill);
+    session_->OnPrefillSent(kDecode, Now());
+    ASSERT_TRUE(session_->local());
+  }
+};
+
+TEST_F(LocalPrefillTest, TheNodeThatPrefillsGoesOnByItself) {
+  ToLocal();
+  EXPECT_TRUE(First(100, kDecode).first.has_value());
+  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
+  const Effects end =
+      Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, /*output_tokens=*/3);
+  ASSERT_TRUE(end.end.has_value());
+  EXPECT_TRUE(end.end->status.ok());
+  EXPECT_THAT(end.cancels, IsEmpty());
+}
+
+TEST_F(LocalPrefillTest, AnAnswerOfOneTokenIsCancelledNowhere) {
+  Make(absl::InfiniteDuration(), /*max_new_tokens=*/1);
+  ToLocal();
+  First(100, kDecode);
+  const Effects end =
+      Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, /*output_tokens=*/1);
+  ASSERT_TRUE(end.end.has_value());
+  EXPECT_THAT(end.cancels, IsEmpty());
+}
+
+TEST_F(LocalPrefillTest, IsCancelledOnce) {
+  ToLocal();
+  EXPECT_THAT(Cancelled(session_->OnCancel()), ElementsAre(kDecode));
+}
+
+TEST_F(LocalPrefillTest, ANodeThatRefusesThePromptKeepsItsGrant) {
+  ToLocal();
+  const Effects effects = Refuse(kDecode, Refused::REASON_BUSY);
+  EXPECT_TRUE(effects.place_prefill);
+  EXPECT_THAT(session_->prefill_refused(), ElementsAre(kDecode));
+  session_->OnPrefillSent(kPrefill, Now());
+  EXPECT_TRUE(First(100, kPrefill).first.has_value());
+}
+
+TEST_F(LocalPrefillTest, BeforeTheFirstTokenAFailureIsRetried) {
+  ToLocal();
+  code_ = absl::StatusCode::kDeadlineExceeded;
+  const Effects failed = Say(kDecode, Terminal::KIND_FAILED);
+  EXPECT_THAT(failed.cancels, IsEmpty()) << "it has nothing of ours any more";
+  ExpectRetry(failed, RetryStage::kPrefill, RetryReason::kNodeError);
+  ToLocal();
+  const Effects gone = session_->OnNodeGone(kDecode, "died", Now());
+  EXPECT_THAT(gone.cancels, IsEmpty());
+  ExpectRetry(gone, RetryStage::kPrefill, RetryReason::kNodeGone);
+}
+
+TEST_F(LocalPrefillTest, AfterTheFirstTokenAFailureIsNotIgnored) {
+  ToLocal();
+  First(100, kDecode);
+  Tokens(1, 1);
+  code_ = absl::StatusCode::kInternal;
+  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kInternal);
+}
+
 TEST_F(SequenceSessionTest, RetriesAreCounted) {
   for (int i = 0; i < options_.max_retries; ++i) {
     ToReserving();
