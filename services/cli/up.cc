@@ -39,6 +39,7 @@ struct UpConfig {
   std::string model;
   int32_t prefill = 1;
   int32_t decode = 1;
+  int32_t both = 0;
   int32_t prefill_tp = 1;
   int32_t prefill_ep = 1;
   int32_t decode_tp = 1;
@@ -113,7 +114,11 @@ class LocalCluster {
     }
     LYNX_ASSIGN_OR_RETURN(auto scratch, ScratchDirectory::Create(temporary, "lynx-up"));
     scratch_.emplace(std::move(scratch));
-    const int32_t ranks = config_.prefill * config_.prefill_tp + config_.decode * config_.decode_tp;
+    // Nodes that do both take the place of the others.
+    const int32_t decode_nodes = config_.both > 0 ? 0 : config_.decode;
+    const int32_t prefill_nodes = config_.both > 0 ? 0 : config_.prefill;
+    const int32_t ranks =
+        prefill_nodes * config_.prefill_tp + (decode_nodes + config_.both) * config_.decode_tp;
     const int32_t cores = kernels::UsableCpus();
     const int32_t threads = config_.threads > 0 ? config_.threads : std::max(1, cores / ranks);
     const std::vector<int32_t> cpus = kernels::AllowedCpus();
@@ -123,31 +128,35 @@ class LocalCluster {
                            int64_t{threads} * ranks <= cores;
     std::vector<std::string> names;
     auto next_cpu = cpus.begin();
-    for (const auto& [role, count] :
-         {std::pair<std::string, int32_t>("decode", config_.decode),
-          std::pair<std::string, int32_t>("prefill", config_.prefill)}) {
-      const int32_t tp = role == "decode" ? config_.decode_tp : config_.prefill_tp;
-      const int32_t ep = role == "decode" ? config_.decode_ep : config_.prefill_ep;
+    for (const auto& [role, count] : {std::pair<std::string, int32_t>("decode", decode_nodes),
+                                      std::pair<std::string, int32_t>("both", config_.both),
+                                      std::pair<std::string, int32_t>("prefill", prefill_nodes)}) {
+      const bool decodes = role != "prefill";
+      const int32_t tp = decodes ? config_.decode_tp : config_.prefill_tp;
+      const int32_t ep = decodes ? config_.decode_ep : config_.prefill_ep;
       for (int32_t i = 0; i < count; ++i) {
         const std::string name = absl::StrCat(role, "-", i);
-        std::vector<std::string> argv = {absl::StrCat(ProgramDirectory(), "/lynx-", role),
-                                         "--model",
-                                         config_.model,
-                                         "--control",
-                                         "127.0.0.1:0",
-                                         "--http",
-                                         "127.0.0.1:0",
-                                         "--threads",
-                                         absl::StrCat(threads),
-                                         "--tp",
-                                         absl::StrCat(tp),
-                                         "--ep",
-                                         absl::StrCat(ep),
-                                         "--compute-dtype",
-                                         config_.compute_dtype,
-                                         "--kv-dtype",
-                                         config_.kv_dtype};
-        if (role == "decode") argv.insert(argv.end(), {"--lynx-policy", config_.lynx_policy});
+        std::vector<std::string> argv = {
+            absl::StrCat(ProgramDirectory(), "/lynx-", decodes ? "decode" : "prefill"),
+            "--model",
+            config_.model,
+            "--control",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+            "--threads",
+            absl::StrCat(threads),
+            "--tp",
+            absl::StrCat(tp),
+            "--ep",
+            absl::StrCat(ep),
+            "--compute-dtype",
+            config_.compute_dtype,
+            "--kv-dtype",
+            config_.kv_dtype};
+        if (decodes) {
+          argv.insert(argv.end(), {"--role", role, "--lynx-policy", config_.lynx_policy});
+        }
         if (own_cores) {
           const auto first = next_cpu;
           next_cpu += threads * tp;
@@ -169,10 +178,9 @@ class LocalCluster {
                                      config_.model,
                                      "--listen",
                                      absl::StrCat(config_.host, ":", config_.port),
-                                     "--prefill",
-                                     absl::StrJoin(prefill, ","),
                                      "--decode",
                                      absl::StrJoin(decode, ",")};
+    if (!prefill.empty()) argv.insert(argv.end(), {"--prefill", absl::StrJoin(prefill, ",")});
     if (!config_.lynx_allow.empty()) {
       argv.insert(argv.end(), {"--lynx-allow", absl::StrJoin(config_.lynx_allow, ",")});
     }
@@ -270,6 +278,9 @@ int RunUp(int argc, const char* const* argv) {
   flags.AddString("model", &config.model, "Hugging Face model folder (required)");
   flags.AddInt("prefill", &config.prefill, {1, 64}, "prefill nodes");
   flags.AddInt("decode", &config.decode, {1, 64}, "decode nodes");
+  flags.AddInt("both", &config.both, {0, 64},
+               "nodes that compute prompts and decode, in the place of prefill and decode nodes; "
+               "of them decode-tp and decode-ep count");
   flags.AddInt("prefill-tp", &config.prefill_tp, {1, 64}, "ranks of each prefill node");
   flags.AddInt("prefill-ep", &config.prefill_ep, {1, 64},
                "parts that a prefill node's experts are dealt out to its ranks in");

@@ -14,13 +14,14 @@ from cluster import BIN, MODEL, fetch, wait_for
 class Up:
     """A running `lynx up`; its log is what it and its nodes write to standard error."""
 
-    def __init__(self, folder, model=MODEL, cwd=None, **environment):
+    def __init__(self, folder, *flags, model=MODEL, cwd=None, **environment):
         self.scratch = folder / "tmp"
         self.scratch.mkdir(exist_ok=True)
         self.log_path = folder / "log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [BIN / "lynx", "up", "--model", model, "--port", "0", "--threads", "1"], stdin=subprocess.DEVNULL,
+                [BIN / "lynx", "up", "--model", model, "--port", "0", "--threads", "1", *flags],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd,
                 env={**os.environ, "TMPDIR": str(self.scratch), **environment})
         line = self.process.stdout.readline()
@@ -41,6 +42,14 @@ class Up:
         self.process.send_signal(number)
         self.process.stdout.close()
         return self.process.wait(60)
+
+
+def test_a_cluster_may_be_one_node(tmp_path):
+    up = Up(tmp_path, "--both", "1")
+    up.ask()
+    assert up.end(signal.SIGINT) == 0
+    nodes = [json.loads(line) for line in up.log().splitlines() if "node joined" in line]
+    assert [node["role"] for node in nodes] == ["decode"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
