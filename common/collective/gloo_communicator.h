@@ -12,7 +12,8 @@ namespace lynx::collective {
 
 // Ranks that are processes, on one host or several, over TCP (Gloo). A thread of Gloo's own moves
 // the bytes. A rank that dies is noticed at once by those that wait for it; one that stands still,
-// or is cut off, when the timeout has passed.
+// or is cut off, when the timeout has passed. So is an Abort() by ranks that wait for a third one:
+// who wants all to end at once has each of them abort, as RankGroup tells them to.
 class GlooCommunicator final : public ExchangeCommunicator {
  public:
   struct Options {

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 
 import pytest
 
 from cluster import MODEL, Process, fetch, parse_metrics, running_cluster, wait_for
-from test_ranks import GONE_WITHIN, NAME, answers
+from test_ranks import GONE_WITHIN, NAME, answers, stands_still
 
 HOSTS = 5
 
@@ -25,7 +24,8 @@ def ip(*arguments):
 class Hosts:
     """Namespaces on one bridge, which this process reaches, too."""
 
-    def __init__(self):
+    def __init__(self, count=HOSTS):
+        self.count = count
         # Short: names of interfaces have at most 15 letters.
         self.tag = f"lx{os.getpid() % 100000}"
         self.net = f"10.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
@@ -39,7 +39,7 @@ class Hosts:
         must("link", "add", self.tag, "type", "bridge")
         must("addr", "add", f"{self.net}.1/24", "dev", self.tag)
         must("link", "set", self.tag, "up")
-        for host in range(HOSTS):
+        for host in range(self.count):
             name = self.name(host)
             must("netns", "add", name)
             must("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -51,12 +51,12 @@ class Hosts:
         def reached():
             return all(subprocess.run(["ip", "netns", "exec", self.name(a), "bash", "-c",
                                        f"exec 3<>/dev/udp/{self.address(b)}/9 && echo >&3"]).returncode == 0
-                       for a in range(HOSTS) for b in range(HOSTS) if a != b)
+                       for a in range(self.count) for b in range(self.count) if a != b)
 
         wait_for(reached, 10, "network of namespaces")  # What UCX finds down when it begins it never uses.
 
     def stop(self):
-        for host in range(HOSTS):
+        for host in range(self.count):
             ip("netns", "del", self.name(host))
             ip("link", "del", self.name(host))
         ip("link", "del", self.tag)
@@ -207,12 +207,6 @@ def test_a_rank_that_is_cut_off_in_a_step_takes_its_node_down(hosts, role, where
         finally:
             hosts.mend(1)
             end(*node, *spare, *peer)
-
-
-def stands_still(node):
-    before = steps(node)
-    time.sleep(0.2)
-    return steps(node) == before
 
 
 def test_an_idle_node_notices_that_a_rank_is_cut_off(hosts):

@@ -1,4 +1,5 @@
 """Nodes of several ranks: their tokens, their ends, and who may be one."""
+import contextlib
 import json
 import os
 import pathlib
@@ -7,10 +8,11 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 
 import pytest
 
-from cluster import BIN, MODEL, Process, fetch, running_cluster, wait_for
+from cluster import BIN, LONG, MODEL, Process, fetch, running_cluster, wait_for
 from test_up import Up
 
 NAME = "lynx-tiny-moe"
@@ -47,8 +49,14 @@ def single_rank_answers():
         return answers(cluster)
 
 
-@pytest.mark.parametrize("prefill,decode", [
-    ((1, 1), (2, 1)), ((1, 1), (2, 2)), ((1, 1), (4, 2)), ((2, 2), (1, 1)), ((2, 1), (4, 4)), ((4, 1), (2, 2))])
+# Every pair of widths, with experts split in every way somewhere; the short form has the pairs with the most ranks
+# between which heads are split, joined and copied.
+WIDTHS = [((1, 1), (2, 2)), ((2, 2), (1, 1)), ((2, 1), (4, 4)), ((4, 1), (2, 2))]
+if LONG:
+    WIDTHS += [((1, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 1), (4, 2)), ((2, 2), (2, 1)), ((4, 4), (1, 1)), ((4, 2), (4, 1))]
+
+
+@pytest.mark.parametrize("prefill,decode", WIDTHS)
 def test_greedy_tokens_are_those_of_single_ranks_whatever_the_widths(single_rank_answers, prefill, decode):
     flags = {name: ("--tp", tp, "--ep", ep) for name, (tp, ep) in (("prefill-0", prefill), ("decode-0", decode))}
     with running_cluster(node_flags=("--compute-dtype", "f32"), own_flags=flags) as cluster:
@@ -97,6 +105,47 @@ def test_a_rank_that_dies_or_freezes_in_a_step_takes_its_node_down(role, number)
         wait_for(lambda: cluster.router.metric("lynx_router_nodes", role=role, state="gone") == 1, 30, "node to be gone")
         answers(cluster)
         del cluster.nodes[f"{role}-0"]  # Has ended, with 1.
+
+
+def stands_still(node):
+    def steps():
+        return node.metric("lynx_node_step_duration_seconds_count")
+
+    before = steps()
+    time.sleep(0.2)
+    return steps() == before
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_rank_that_is_killed_while_the_others_wait_for_it_in_a_sum_is_named_at_once(role):
+    # So long that only the kill can be what ends the node.
+    flags = {f"{role}-0": ("--tp", 4, "--ep", 2, "--rank-timeout", "10m", "--rank-call-timeout", "10m")}
+    with running_cluster(own_flags=flags, node_flags=("--router-timeout", "1s")) as cluster:
+        node = cluster.nodes[f"{role}-0"]
+        others = others_of(node)
+
+        def ask():
+            with contextlib.suppress(OSError):  # Nobody is left to answer.
+                cluster.post("/v1/completions", {"model": NAME, "prompt": [5] * 500, "max_tokens": 1500,
+                                                 "temperature": 0, "ignore_eos": True})
+
+        asker = threading.Thread(target=ask)
+        if role == "prefill":
+            os.kill(others[1], signal.SIGSTOP)
+        asker.start()
+        # A prompt that has begun, or an answer that goes on.
+        wait_for(lambda: node.metric("lynx_node_running_requests") > 0, 30, "a sequence")
+        os.kill(others[1], signal.SIGSTOP)
+        wait_for(lambda: stands_still(node), 30, "step that waits for rank 2")
+        assert all(alive(pid) for pid in [node.process.pid, *others])
+        os.kill(others[1], signal.SIGKILL)
+        assert node.process.wait(GONE_WITHIN) == 1
+        # Whoever noticed first: the group of ranks, or the sum.
+        assert "rank 2 is lost" in node.log() or "not heard from: 2" in node.log()
+        wait_for(lambda: not any(alive(pid) for pid in others), GONE_WITHIN, "end of all ranks")
+        del cluster.nodes[f"{role}-0"]  # Has ended, with 1.
+        cluster.router.kill()  # It would wait for another node.
+        asker.join(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -155,6 +204,26 @@ def test_start_up_names_the_ranks_that_do_not_come():
         other = rank(folder, 1, free_port(), "--rank-start-timeout", "1s")
         assert other.process.wait(60) == 1
         assert "rank 0 was not reached within 1s" in other.log()
+
+
+def test_a_rank_of_a_group_of_another_size_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        leader = rank(folder, 0, port, "--rank-start-timeout", "4s")
+        other = Process(pathlib.Path(folder), "rank-1", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0", "--http",
+                        "127.0.0.1:0", "--threads", 1, "--tp", 4, "--rank", 1, "--leader", f"127.0.0.1:{port}")
+        assert other.process.wait(60) == 1
+        assert "rank 1 is of a group of 4, rank 0 of one of 2" in other.log()
+        assert leader.process.wait(60) == 1
+        assert "within 4s: 1; not let in: rank 1 is of a group of 4" in leader.log()
+
+
+def test_a_node_starts_again_and_again():
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(50 if LONG else 4):
+            node = Process(pathlib.Path(folder), "decode", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                           "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2).wait_announced()
+            assert node.stop() == 0
 
 
 def test_ranks_may_be_started_one_by_one_and_who_does_not_fit_is_refused():

@@ -18,7 +18,6 @@ constexpr int kHidden = 24;
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 constexpr int kHeadDim = 6;
-constexpr int kExperts = 4;
 constexpr int kExpertWidth = 20;
 constexpr int kDenseWidth = 28;
 constexpr int kLayers = 2;
@@ -94,7 +93,7 @@ TinyModel TinyModel::Make(const TinyModelOptions& options) {
                   {"rms_norm_eps", 1e-6},
                   {"rope_theta", 10000.0},
                   {"tie_word_embeddings", options.tied},
-                  {"num_experts", kExperts},
+                  {"num_experts", options.experts},
                   {"num_experts_per_tok", 2},
                   {"moe_intermediate_size", kExpertWidth},
                   {"norm_topk_prob", true},
@@ -125,20 +124,21 @@ TinyModel TinyModel::Make(const TinyModelOptions& options) {
       add_mlp(layer + "mlp.", kDenseWidth);
       continue;
     }
-    add(layer + "mlp.gate.weight", {kExperts, kHidden});
+    add(layer + "mlp.gate.weight", {options.experts, kHidden});
     const std::string experts = layer + "mlp.experts.";
-    for (int e = 0; e < kExperts; ++e) add_mlp(experts + std::to_string(e) + ".", kExpertWidth);
+    for (int e = 0; e < options.experts; ++e)
+      add_mlp(experts + std::to_string(e) + ".", kExpertWidth);
     if (!options.fused_experts) continue;
     std::vector<const TinyTensor*> gate_up;
     std::vector<const TinyTensor*> down;
-    for (int e = 0; e < kExperts; ++e) {
+    for (int e = 0; e < options.experts; ++e) {
       const std::string expert = experts + std::to_string(e) + ".";
       gate_up.push_back(&model.tensors[expert + "gate_proj.weight"]);
       gate_up.push_back(&model.tensors[expert + "up_proj.weight"]);
       down.push_back(&model.tensors[expert + "down_proj.weight"]);
     }
     TinyTensor gates = Stack(gate_up);
-    gates.shape = {kExperts, 2 * kExpertWidth, kHidden};
+    gates.shape = {options.experts, 2 * kExpertWidth, kHidden};
     TinyTensor downs = Stack(down);
     std::erase_if(model.tensors,
                   [&](const auto& entry) { return entry.first.starts_with(experts); });

@@ -28,7 +28,8 @@ struct TinyModelOptions {
   bool tied = true;
   bool head = false;                   // Give it an lm_head.weight of its own.
   std::vector<int> dense_layers = {};  // mlp_only_layers
-  bool fused_experts = false;          // One tensor for all experts instead of one each.
+  int experts = 4;
+  bool fused_experts = false;  // One tensor for all experts instead of one each.
 };
 
 // A qwen3_moe model of two layers with random weights, to be bent by a test and then written out.

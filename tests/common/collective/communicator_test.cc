@@ -80,6 +80,32 @@ TEST_P(LostRankTest, AnAbortEndsTheCallThatIsWaiting) {
   waiting.join();
 }
 
+TEST_P(LostRankTest, AbortsOfTwoBusyGroupsFromOneThreadEndBoth) {
+  Group groups[] = {GetParam().make(size(), absl::Seconds(60)),
+                    GetParam().make(size(), absl::Seconds(60))};
+  // All ranks but the last wait in both, which it never joins.
+  std::vector<std::thread> waiting;
+  for (size_t g = 0; g < 2; ++g) {
+    for (size_t rank = 0; rank + 1 < groups[g].size(); ++rank) {
+      waiting.emplace_back([&, g, rank] {
+        Communicator& ranks = *groups[g][rank];
+        const std::vector<int64_t> bytes(groups[g].size(), 1000);
+        std::vector<std::byte> out(1000 * bytes.size());
+        std::vector<std::byte> in(out.size());
+        std::vector<float> values(100'000);
+        const absl::Status status =
+            g == 0 ? ranks.AllReduceSum(values) : ranks.AllToAll(out, bytes, in, bytes);
+        EXPECT_TRUE(absl::IsCancelled(status) || absl::IsUnavailable(status)) << status;
+      });
+    }
+  }
+  // As each rank does that hears of a loss.
+  for (Group& group : groups) {
+    for (auto& ranks : group) ranks->Abort(absl::CancelledError("enough"));
+  }
+  for (std::thread& thread : waiting) thread.join();
+}
+
 TEST_P(LostRankTest, ARankThatLeavesIsNoticed) {
   Make();
   OnEach([&](Communicator& ranks) {
