@@ -8,13 +8,13 @@ namespace lynx::cli {
 
 absl::StatusOr<std::vector<int32_t>> ParseCounts(const std::string& flag,
                                                  const std::vector<std::string>& texts,
-                                                 int32_t most) {
+                                                 int32_t most, int32_t least) {
   std::vector<int32_t> counts;
   for (const std::string& text : texts) {
     int32_t count = 0;
-    if (!absl::SimpleAtoi(text, &count) || count < 1 || count > most) {
+    if (!absl::SimpleAtoi(text, &count) || count < least || count > most) {
       return absl::InvalidArgumentError(
-          absl::StrCat(flag, ": '", text, "', wanted integers in [1, ", most, "]"));
+          absl::StrCat(flag, ": '", text, "', wanted integers in [", least, ", ", most, "]"));
     }
     counts.push_back(count);
   }

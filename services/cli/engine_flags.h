@@ -10,10 +10,10 @@
 namespace lynx::cli {
 
 // The values of a flag that takes a list of counts, in their order. `flag` is its name with dashes.
-//   InvalidArgument  none, or one that is not an integer in [1, most]; names it.
+//   InvalidArgument  none, or one that is not an integer in [least, most]; names it.
 absl::StatusOr<std::vector<int32_t>> ParseCounts(const std::string& flag,
                                                  const std::vector<std::string>& texts,
-                                                 int32_t most);
+                                                 int32_t most, int32_t least = 1);
 
 // The values of --batch: up to 4096.
 absl::StatusOr<std::vector<int32_t>> ParseBatches(const std::vector<std::string>& texts);

@@ -2,10 +2,21 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace lynx::cli {
+namespace {
+
+// As "8+64", with the rows of a prompt beside it.
+std::string Batch(const BenchResult& result) {
+  if (result.prompt_rows == 0) return absl::StrCat(result.batch);
+  return absl::StrCat(result.batch, "+", result.prompt_rows);
+}
+
+}  // namespace
 
 void PrintTable(const BenchReport& report, std::ostream& out) {
   out << absl::StrFormat("%s", report.mode);
@@ -30,8 +41,8 @@ void PrintTable(const BenchReport& report, std::ostream& out) {
                          "share", "roof", "experts", "GFLOP/s");
   for (const BenchResult& r : report.results) {
     out << absl::StrFormat(
-        "%-*s %6d %8d %10.3f %10.3f %10.1f %10.2f %8.2f %6.1f%% %6.1f%%%s %7.1f %10.1f\n",
-        static_cast<int>(width), r.policy, r.batch, r.context, r.step_ms_p50, r.step_ms_p99,
+        "%-*s %6s %8d %10.3f %10.3f %10.1f %10.2f %8.2f %6.1f%% %6.1f%%%s %7.1f %10.1f\n",
+        static_cast<int>(width), r.policy, Batch(r), r.context, r.step_ms_p50, r.step_ms_p99,
         r.tokens_per_s, r.bytes_per_step / 1e6, r.bandwidth_gb_s, r.bandwidth_share * 100,
         r.roof_share * 100, r.arithmetic_bound ? "*" : " ", r.experts, r.gflop_s);
   }
@@ -43,15 +54,15 @@ void PrintTable(const BenchReport& report, std::ostream& out) {
   if (equal) out << "MB: of the plans; kernels read exactly those bytes of weights\n";
   for (const BenchResult& r : report.results) {
     if (r.streamed_share != 1) {
-      out << absl::StrFormat("%s, batch %d, context %d: kernels read %.4f of the plans' bytes\n",
-                             r.policy, r.batch, r.context, r.streamed_share);
+      out << absl::StrFormat("%s, batch %s, context %d: kernels read %.4f of the plans' bytes\n",
+                             r.policy, Batch(r), r.context, r.streamed_share);
     }
   }
   for (const BenchResult& r : report.results) {
     if (!r.against_exact.has_value()) continue;
     out << absl::StrFormat(
-        "%s against exact, batch %d, context %d: %.3f of the time, %.3f of the bytes\n", r.policy,
-        r.batch, r.context, r.against_exact->time, r.against_exact->bytes);
+        "%s against exact, batch %s, context %d: %.3f of the time, %.3f of the bytes\n", r.policy,
+        Batch(r), r.context, r.against_exact->time, r.against_exact->bytes);
   }
 }
 
@@ -70,6 +81,7 @@ void PrintJson(const BenchReport& report, std::ostream& out) {
   for (const BenchResult& r : report.results) {
     nlohmann::json row{{"policy", r.policy},
                        {"batch", r.batch},
+                       {"prompt_rows", r.prompt_rows},
                        {"context", r.context},
                        {"step_ms_p50", r.step_ms_p50},
                        {"step_ms_p99", r.step_ms_p99},

@@ -12,6 +12,7 @@ namespace lynx::cli {
 struct BenchResult {
   std::string policy = {};
   int32_t batch = 0;
+  int32_t prompt_rows = 0;  // Beside the batch, in each step.
   int32_t context = 0;
   double step_ms_p50 = 0;  // A step is one token of every sequence; in prefill, one whole prompt.
   double step_ms_p99 = 0;

@@ -48,6 +48,8 @@ struct ModelBenchConfig {
   int32_t layers = 0;
   std::vector<std::string> batch = {"1", "4", "8", "16"};
   std::vector<std::string> context = {"512"};
+  std::vector<std::string> prompt_rows = {"0"};
+  std::string mixed_steps = "exact";
   std::vector<std::string> policy = {"exact"};
   int32_t chunk = 512;
   int32_t steps = 8;
@@ -97,6 +99,8 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> batches, ParseBatches(config.batch));
   LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> contexts,
                         ParseCounts("--context", config.context, 1 << 20));
+  LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt_rows,
+                        ParseCounts("--prompt-rows", config.prompt_rows, 1 << 16, /*least=*/0));
   LYNX_RETURN_IF_ERROR(CheckReadBuffer(config.read_buffer));
   if (config.model.empty() == config.shape.empty()) {
     return absl::InvalidArgumentError("one of --model and --shape is wanted");
@@ -106,6 +110,13 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
                         ParsePolicies(config.policy, model::FactsOf(model.spec, model.name)));
   const int32_t batch = *std::max_element(batches.begin(), batches.end());
   const int32_t context = *std::max_element(contexts.begin(), contexts.end());
+  const int32_t beside = *std::max_element(prompt_rows.begin(), prompt_rows.end());
+  if (beside > 0 && !config.decode()) {
+    return absl::InvalidArgumentError("--prompt-rows is for decode alone");
+  }
+  if (beside > *std::min_element(contexts.begin(), contexts.end())) {
+    return absl::InvalidArgumentError("--prompt-rows: more than the --context has");
+  }
   if (context >= model.spec.max_positions && !config.shape.empty()) {
     model.notes.push_back(
         absl::StrCat("runs beyond the ", model.spec.max_positions, " positions of the model"));
@@ -123,8 +134,12 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
   options.kv_dtype = DTypeNamed(config.kv_dtype).value();
   const kv::KvGroups groups = model::KvLayoutOf(model.spec, options.kv_dtype).groups;
   // Of up to 2^16 blocks, layers and sequences.
-  const int64_t kv_blocks = kv::BlocksFor(int64_t{context} + 1) * groups.count() * batch;
-  options.max_step_rows = prompts ? std::max(batch, std::min(config.chunk, context)) : batch;
+  const int64_t kv_blocks = kv::BlocksFor(int64_t{context} + 1) * groups.count() *
+                            (int64_t{batch} + (beside > 0 ? 1 : 0));
+  options.max_step_rows = batch + beside;
+  if (prompts)
+    options.max_step_rows = std::max(options.max_step_rows, std::min(config.chunk, context));
+  options.remap_mixed_steps = config.mixed_steps == "piggyback";
   options.max_step_logits = batch;
   options.threads = threads;
   options.isa = kernels::IsaNamed(config.isa);
@@ -167,13 +182,15 @@ absl::Status Run(const ModelBenchConfig& config, std::ostream& out) {
                      .read_buffer_bytes = read_buffer};
   for (int32_t tokens : contexts) {
     for (int32_t rows : batches) {
-      if (config.decode()) {
-        LYNX_ASSIGN_OR_RETURN(std::vector<BenchResult> results,
-                              bench.Decode(rows, tokens, policies));
-        std::move(results.begin(), results.end(), std::back_inserter(report.results));
-      } else {
+      if (!config.decode()) {
         LYNX_ASSIGN_OR_RETURN(BenchResult result, bench.Prefill(rows, tokens));
         report.results.push_back(std::move(result));
+        continue;
+      }
+      for (int32_t also : prompt_rows) {
+        LYNX_ASSIGN_OR_RETURN(std::vector<BenchResult> results,
+                              bench.Decode(rows, tokens, also, policies));
+        std::move(results.begin(), results.end(), std::back_inserter(report.results));
       }
     }
   }
@@ -209,6 +226,10 @@ int RunModelBench(int argc, const char* const* argv, std::ostream& out, std::ost
       "shape in the .json beside the file");
   flags.AddStrings("batch", &config.batch, "Numbers of sequences to measure");
   flags.AddStrings("context", &config.context, "Prompt tokens of each sequence to measure");
+  flags.AddStrings("prompt-rows", &config.prompt_rows,
+                   "Rows of a prompt to compute beside those of decode in each step");
+  flags.AddChoice("mixed-steps", &config.mixed_steps, {"exact", "piggyback"},
+                  "What such steps do, as lynx-decode's --lynx-mixed-steps");
   flags.AddStrings("policy", &config.policy,
                    "Expert policies of decode to measure in turn, as lynx eval's --policies");
   flags.AddInt("chunk", &config.chunk, {1, 1 << 16}, "Prompt tokens in one step");

@@ -225,7 +225,7 @@ absl::StatusOr<LayerRow> MeasureLayer(const RouterTraces& traces, const moe::Pol
                   arithmetic);
   const EvalPolicy measured{.name = moe::ToString(policy), .family = {}, .policy = policy};
   LYNX_ASSIGN_OR_RETURN(const std::vector<BenchResult> results,
-                        bench.Decode(batch, kLayerContext, {&measured, 1}));
+                        bench.Decode(batch, kLayerContext, /*prompt_rows=*/0, {&measured, 1}));
   return LayerRow{.batch = batch,
                   .layer_ms = results.front().step_ms_p50,
                   .plan_share = results.front().plan_share};

@@ -30,8 +30,9 @@ StepBench::StepBench(const StepBenchOptions& options, model::ModelRunner& runner
       rng_(options.seed) {}
 
 absl::StatusOr<std::vector<BenchResult>> StepBench::Decode(int32_t batch, int32_t context,
+                                                           int32_t prompt_rows,
                                                            std::span<const EvalPolicy> policies) {
-  LYNX_RETURN_IF_ERROR(Lease(batch, context));
+  LYNX_RETURN_IF_ERROR(Lease(batch + (prompt_rows > 0 ? 1 : 0), context));
   for (const kv::BlockLease& lease : leases_) {
     if (options_.made_up_prompts) {
       FillWithNoise(lease.blocks(), options_.seed, runner_.kv());
@@ -44,15 +45,16 @@ absl::StatusOr<std::vector<BenchResult>> StepBench::Decode(int32_t batch, int32_
     const std::mt19937 tokens = rng_;
     for (size_t i = 0; i < policies.size(); ++i) {
       // Also leaves nothing in the caches of the same steps of the policy before.
-      LYNX_ASSIGN_OR_RETURN(const MachineRates rates, MeasureMachine(batch));
+      LYNX_ASSIGN_OR_RETURN(const MachineRates rates, MeasureMachine(batch + prompt_rows));
       rng_ = tokens;
       const int64_t first = round * options_.steps;
       // A step that is not counted, with experts of its own, brings the caches to where they are in
       // a running server.
       LYNX_RETURN_IF_ERROR(
-          DecodeStep(context, first + options_.steps, policies[i].policy, nullptr));
+          DecodeStep(context, prompt_rows, first + options_.steps, policies[i].policy, nullptr));
       for (int64_t step = first; step < first + options_.steps; ++step) {
-        LYNX_RETURN_IF_ERROR(DecodeStep(context, step, policies[i].policy, &samples[i]));
+        LYNX_RETURN_IF_ERROR(
+            DecodeStep(context, prompt_rows, step, policies[i].policy, &samples[i]));
         samples[i].EndStep();
       }
       samples[i].EndRound(rates);
@@ -65,6 +67,7 @@ absl::StatusOr<std::vector<BenchResult>> StepBench::Decode(int32_t batch, int32_
     BenchResult result = samples[i].Summarise(batch);
     result.policy = policies[i].name;
     result.batch = batch;
+    result.prompt_rows = prompt_rows;
     result.context = context;
     if (exact != policies.end() && policies[i].policy.lossy()) {
       result.against_exact =
@@ -140,12 +143,12 @@ absl::Status StepBench::ComputePrompt(const kv::BlockLease& lease, int32_t conte
   return absl::OkStatus();
 }
 
-absl::Status StepBench::DecodeStep(int32_t context, int64_t step, const moe::Policy& policy,
-                                   StepSamples* samples) {
-  const auto batch = static_cast<int32_t>(leases_.size());
-  const std::vector<TokenId> tokens = RandomTokens(batch);
+absl::Status StepBench::DecodeStep(int32_t context, int32_t prompt_rows, int64_t step,
+                                   const moe::Policy& policy, StepSamples* samples) {
+  const size_t batch = leases_.size() - (prompt_rows > 0 ? 1 : 0);
+  const std::vector<TokenId> tokens = RandomTokens(static_cast<int32_t>(batch) + prompt_rows);
   std::vector<model::SequenceRows> rows(leases_.size());
-  for (size_t i = 0; i < leases_.size(); ++i) {
+  for (size_t i = 0; i < batch; ++i) {
     rows[i].tokens = std::span(tokens).subspan(i, 1);
     rows[i].start = context;
     rows[i].blocks = leases_[i].blocks();
@@ -153,8 +156,15 @@ absl::Status StepBench::DecodeStep(int32_t context, int64_t step, const moe::Pol
     rows[i].decode = true;
     rows[i].policy = &policy;
   }
-  const StepRows counts{
-      .rows = batch, .logits_rows = batch, .attended = static_cast<double>(batch) * (context + 1)};
+  StepRows counts{.rows = static_cast<int64_t>(tokens.size()),
+                  .logits_rows = static_cast<int64_t>(batch),
+                  .attended = static_cast<double>(batch) * (context + 1)};
+  if (prompt_rows > 0) {
+    rows[batch].tokens = std::span(tokens).subspan(batch);
+    rows[batch].start = context - prompt_rows;
+    rows[batch].blocks = leases_[batch].blocks();
+    counts.attended += prompt_rows * (context - (prompt_rows - 1) / 2.0);
+  }
   return Step(rows, counts, step, samples);
 }
 

@@ -45,8 +45,10 @@ class StepBench {
             kv::BlockPool& pool, ReadBandwidth& bandwidth, ArithmeticRate& arithmetic);
 
   // One result for each policy: steps of one token for each of `batch` sequences, always at
-  // position `context`, so that all cost the same.
+  // position `context`, so that all cost the same. Beside them the last `prompt_rows` tokens of
+  // another one's prompt, of as many; at most `context`.
   absl::StatusOr<std::vector<BenchResult>> Decode(int32_t batch, int32_t context,
+                                                  int32_t prompt_rows,
                                                   std::span<const EvalPolicy> policies);
   // Whole prompts of `context` tokens in chunks, `batch` of them in a round.
   absl::StatusOr<BenchResult> Prefill(int32_t batch, int32_t context);
@@ -61,8 +63,9 @@ class StepBench {
   std::vector<TokenId> RandomTokens(int32_t count);
   absl::Status ComputePrompt(const kv::BlockLease& lease, int32_t context, int64_t step,
                              StepSamples* samples);
-  absl::Status DecodeStep(int32_t context, int64_t step, const moe::Policy& policy,
-                          StepSamples* samples);
+  // Those of the last lease are the prompt's, if there are any.
+  absl::Status DecodeStep(int32_t context, int32_t prompt_rows, int64_t step,
+                          const moe::Policy& policy, StepSamples* samples);
   absl::Status Step(std::span<const model::SequenceRows> rows, const StepRows& counts, int64_t step,
                     StepSamples* samples);
 

@@ -70,6 +70,34 @@ TEST(BenchTest, DecodeCountsTheBytesOfAStep) {
   EXPECT_GT(four["bytes_per_step"], one["bytes_per_step"]);
 }
 
+TEST(BenchTest, RowsOfAPromptRideAlongWithDecode) {
+  for (const char* what : {"--model=models/lynx-tiny-moe", "--shape=olmoe-1b-7b"}) {
+    SCOPED_TRACE(what);
+    std::vector<std::string> arguments = Small("decode");
+    arguments.insert(arguments.end(), {"--prompt-rows=0,12", "--policy=exact,lynx"});
+    if (std::string(what).starts_with("--shape")) arguments.push_back("--layers=1");
+    const auto exact = Results(arguments, {what});
+    ASSERT_EQ(exact.size(), 8u);
+    EXPECT_EQ(exact[6]["prompt_rows"], 12);
+    EXPECT_EQ(exact[6]["batch"], 4);
+    EXPECT_GT(exact[6]["experts"], exact[4]["experts"]);
+    EXPECT_EQ(exact[7]["experts"], exact[6]["experts"]) << "nothing is remapped in mixed steps";
+    const auto piggyback = Results(arguments, {what, "--mixed-steps=piggyback"});
+    ASSERT_EQ(piggyback.size(), 8u);
+    EXPECT_LT(piggyback[7]["experts"], piggyback[6]["experts"]);
+  }
+  const auto refused = [](const std::string& mode, const std::string& rows) {
+    std::vector<std::string> arguments = Small(mode);
+    arguments.insert(arguments.end(), {"--model=models/lynx-tiny-moe", rows});
+    const Outcome outcome = Bench(arguments);
+    EXPECT_EQ(outcome.status, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refused("decode", "--prompt-rows=21"), HasSubstr("--prompt-rows"));
+  EXPECT_THAT(refused("decode", "--prompt-rows=-1"), HasSubstr("--prompt-rows"));
+  EXPECT_THAT(refused("prefill", "--prompt-rows=4"), HasSubstr("--prompt-rows"));
+}
+
 TEST(BenchTest, AShapeReadsWhatItsModelWould) {
   // Only the routing differs: made up from traces in one, from the model's router in the other. A
   // single row has top-k experts in both.
