@@ -77,6 +77,7 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
                             Told(status.running_sequences()) + Told(status.waiting_sequences()),
                             StepTimeFromWire(status.step_time())};
   candidate.prompt_rows = status.prompt_rows();
+  candidate.remaps = status.remaps();
   candidate.queued_tokens = Queued(member);
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;

@@ -11,6 +11,7 @@ bool CheaperLocally(const DecodeCandidate& decode, const PrefillCandidate& prefi
                     const PlacementRequest& request) {
   const StepTime& step_time = decode.step_time;
   if (!step_time.known() || !prefill.step_time.known()) return false;
+  if (decode.remaps && decode.load > 0) return false;
   if (step_time.max_rows > 0 && decode.load >= step_time.max_rows) return false;
   const int64_t missing = std::max<int64_t>(request.prompt_tokens - decode.held_tokens, 1);
   const int64_t rows = std::min<int64_t>(missing, decode.prompt_rows);

@@ -37,6 +37,7 @@ struct DecodeCandidate {
   // If it computes prompts: rows of one in a step, and prompt tokens waiting there.
   int32_t prompt_rows = 0;
   int64_t queued_tokens = 0;
+  bool remaps = false;  // Sequences that do not say otherwise.
 };
 struct PrefillCandidate {
   NodeId node = 0;

@@ -81,6 +81,15 @@ TEST(LocalPrefillTest, NeverWhereTheBatchIsFullOrStepsWouldPassTheLimit) {
   EXPECT_FALSE(CheaperLocally(Decode(5), late, request));
 }
 
+TEST(LocalPrefillTest, NeverBesideSequencesThatAreRemapped) {
+  DecodeCandidate decode = Decode(8, /*held_tokens=*/96);
+  EXPECT_TRUE(CheaperLocally(decode, Prefill(1000), {.prompt_tokens = 100}));
+  decode.remaps = true;
+  EXPECT_FALSE(CheaperLocally(decode, Prefill(1000), {.prompt_tokens = 100}));
+  decode.load = 0;
+  EXPECT_TRUE(CheaperLocally(decode, Prefill(1000), {.prompt_tokens = 100}));
+}
+
 TEST(LocalPrefillTest, NotBeforeBothNodesHaveSaidWhatTheirStepsCost) {
   const PlacementRequest request = {.prompt_tokens = 16};
   DecodeCandidate decode = Decode(0);
