@@ -1,7 +1,10 @@
 #include "services/decode/scheduler/decode_scheduler.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "common/base/check.h"
 
@@ -90,6 +93,54 @@ int64_t DecodeScheduler::Resume(SequenceId id, Entry& entry, int64_t free_blocks
   return resumed.taken;
 }
 
+std::map<SequenceId, int32_t> DecodeScheduler::ShareRows(int32_t rows, int32_t logits) const {
+  struct Turn {
+    int32_t priority = 0;
+    double place = 0;     // Of the tenant's first in rank.
+    int32_t missing = 0;  // As far as is known: a prefix may be held.
+    uint64_t age = 0;
+    SequenceId id = 0;
+    bool all_logits = false;
+  };
+  std::vector<Turn> turns;
+  std::map<std::pair<int32_t, TenantId>, double> places;
+  int32_t batch = 0;
+  for (const auto& [rank, sequence] : by_rank_) {
+    if (batch++ == options_.max_batch) break;
+    const auto& [id, entry] = sequence;
+    if (!entry.recomputing) continue;
+    const auto place = places.try_emplace({rank.priority, entry.tenant}, rank.place).first->second;
+    turns.push_back(
+        {rank.priority, place, entry.tokens - entry.computed, rank.age, id, entry.all_logits});
+  }
+  std::map<SequenceId, int32_t> shares;
+  const auto give = [&](const Turn& turn, int32_t most) {
+    int32_t& share = shares[turn.id];
+    const bool first = share == 0;
+    int32_t count = std::min({most, rows, turn.missing - share});
+    if (turn.all_logits) {
+      count = std::min(count, logits);
+      logits -= count;
+    } else if (first) {
+      if (logits == 0) return;
+      --logits;  // If the chunk is the last.
+    }
+    share += count;
+    rows -= count;
+  };
+  if (turns.empty() || rows == 0) return shares;
+  give(turns.front(), std::max(1, rows / kShareOfFirst));
+  std::ranges::sort(turns, [](const Turn& a, const Turn& b) {
+    return std::tie(a.priority, a.place, a.missing, a.age) <
+           std::tie(b.priority, b.place, b.missing, b.age);
+  });
+  for (const Turn& turn : turns) {
+    if (rows == 0) break;
+    give(turn, rows);
+  }
+  return shares;
+}
+
 DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
   Step step;
   int64_t free_blocks = free_now;
@@ -103,7 +154,7 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
   }
   int32_t rows = options_.step_rows - decoding;
   if (decoding > 0) rows = std::min(rows, options_.chunk_rows);
-  int32_t logits = options_.max_batch - decoding;
+  std::map<SequenceId, int32_t> shares = ShareRows(rows, options_.max_batch - decoding);
   const auto preempt = [&](SequenceId id, Entry& entry) {
     free_blocks += leases.Preempt(id);
     entry.computed = entry.end_block = entry.shared_end = 0;
@@ -125,7 +176,8 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
     auto& [id, entry] = sequence;
     if (batch-- == 0) break;
     const bool chunk = entry.recomputing;
-    if (chunk && (rows == 0 || logits == 0)) continue;
+    const int32_t share = chunk ? shares[id] : 1;
+    if (share == 0) continue;
     // A preempted sequence comes back with room for all its tokens, so that it does not thrash.
     int64_t change =
         entry.has_blocks ? OwnBlocks(entry) - entry.own_blocks : BlocksToRecompute(entry.tokens);
@@ -145,12 +197,7 @@ DecodeScheduler::Step DecodeScheduler::Next(int32_t free_now, Leases& leases) {
     const int32_t missing = entry.tokens - entry.computed;
     LYNX_CHECK(missing >
                0);  // A sampled row is answered by OnToken or Remove before the next step.
-    int32_t count = missing;
-    if (chunk) {
-      count = std::min({missing, rows, entry.all_logits ? logits : rows});
-      rows -= count;
-      logits -= entry.all_logits ? count : (count == missing ? 1 : 0);
-    }
+    const int32_t count = std::min(missing, share);
     step.work.push_back({id, entry.computed, count, chunk, count == missing});
     entry.computed += count;
     if (count == missing) {

@@ -30,7 +30,9 @@ struct Claim {
 // one ends. A prompt that is to be computed here comes as one that was preempted.
 //
 // Tokens are computed again in chunks beside the rows of those that decode, few enough that these
-// do not wait long.
+// do not wait long. The first in rank of those that compute chunks has a fixed share of their rows,
+// so it ends in a bounded number of steps; the others go by priority, by tenant, and the shortest
+// first, so that a short prompt does not wait for the long ones before it.
 //
 // The lower priority ranks first, always. Among equal ones each tenant has an equal share: the more
 // tokens it has here already, the further back its next sequence ranks. Those of one tenant rank in
@@ -81,6 +83,8 @@ class DecodeScheduler {
     std::vector<Work> work;  // then run this.
   };
 
+  static constexpr int32_t kShareOfFirst = 4;  // A fourth of the rows of chunks, at least one.
+
   explicit DecodeScheduler(const Options& options);
 
   // Adds a sequence: `tokens` known tokens (prompt and sampled ones), all KV that the last one
@@ -130,6 +134,9 @@ class DecodeScheduler {
     int32_t charged = 0;  // Tokens that its tenant was charged when it came.
   };
   void Insert(SequenceId id, Entry entry, const Claim& claim);
+  // How many of `rows` each that computes a chunk in the next step may have, for `logits` rows of
+  // logits; of the first max_batch in rank.
+  std::map<SequenceId, int32_t> ShareRows(int32_t rows, int32_t logits) const;
   // What the entry is to hold of its own in the next step; its tables then reach to
   // entry.end_block.
   int64_t OwnBlocks(Entry& entry) const;

@@ -1,5 +1,6 @@
 #include "services/decode/scheduler/decode_scheduler.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <random>
@@ -160,6 +161,39 @@ TEST(DecodeSchedulerTest, PromptsAloneTakeWholeSteps) {
   scheduler.AddPrompt(1, 40, /*all_logits=*/false);
   scheduler.AddPrompt(2, 40, /*all_logits=*/false);
   EXPECT_THAT(Rows(scheduler.Next(16, leases)), ElementsAre(Pair(1, 40), Pair(2, 24)));
+}
+
+// Whether `id` samples in the step.
+bool Samples(const DecodeScheduler::Step& step, SequenceId id) {
+  return std::ranges::any_of(step.work,
+                             [&](const auto& work) { return work.id == id && work.samples; });
+}
+
+TEST(DecodeSchedulerTest, AShortPromptDoesNotWaitForTheLongOnesBeforeIt) {
+  DecodeScheduler scheduler({.max_batch = 16, .step_rows = 64, .pool_blocks = 2048});
+  for (SequenceId id = 1; id <= 10; ++id) scheduler.AddPrompt(id, 1680, /*all_logits=*/false);
+  Counts leases;
+  scheduler.Next(2048, leases);
+  scheduler.AddPrompt(11, 40, /*all_logits=*/false);
+  EXPECT_TRUE(Samples(scheduler.Next(2048, leases), 11));
+}
+
+TEST(DecodeSchedulerTest, ALongPromptThatIsFirstEndsWhateverComes) {
+  DecodeScheduler scheduler({.max_batch = 16, .step_rows = 64, .pool_blocks = 2048});
+  scheduler.AddPrompt(1, 640, /*all_logits=*/false);
+  Counts leases;
+  int steps = 1;
+  SequenceId next = 2;
+  for (;; ++steps) {
+    ASSERT_LE(steps, 40) << "a fourth of 64 rows a step";
+    for (int i = 0; i < 2; ++i) scheduler.AddPrompt(next++, 50, /*all_logits=*/false);
+    const auto step = scheduler.Next(2048, leases);
+    if (Samples(step, 1)) break;
+    for (const auto& work : step.work) {
+      if (work.samples) scheduler.Remove(work.id);
+    }
+  }
+  EXPECT_GE(steps, 35) << "the others have what is left";
 }
 
 TEST(DecodeSchedulerTest, AChunkNeverTakesTheRowsOfThoseThatDecodeBehindIt) {
