@@ -180,7 +180,8 @@ class LocalCluster {
                                      absl::StrCat(config_.host, ":", config_.port),
                                      "--decode",
                                      absl::StrJoin(decode, ",")};
-    if (!prefill.empty()) argv.insert(argv.end(), {"--prefill", absl::StrJoin(prefill, ",")});
+    // Also where there are none: LYNX_PREFILL means their number here, and would reach the router.
+    argv.push_back(absl::StrCat("--prefill=", absl::StrJoin(prefill, ",")));
     if (!config_.lynx_allow.empty()) {
       argv.insert(argv.end(), {"--lynx-allow", absl::StrJoin(config_.lynx_allow, ",")});
     }
@@ -314,6 +315,15 @@ int RunUp(int argc, const char* const* argv) {
   if (*outcome == config::ParseOutcome::kPrinted) return 0;
   if (config.model.empty()) {
     std::fprintf(stderr, "lynx up: --model is required\n");
+    return 2;
+  }
+  const UpConfig usual;
+  if (config.both > 0 && (config.prefill != usual.prefill || config.decode != usual.decode ||
+                          config.prefill_tp != usual.prefill_tp ||
+                          config.prefill_ep != usual.prefill_ep)) {
+    std::fprintf(stderr,
+                 "lynx up: --both takes the place of prefill and decode nodes: not with --prefill, "
+                 "--decode, --prefill-tp or --prefill-ep\n");
     return 2;
   }
   // The nodes and the router call the model by the name of its folder, which "." does not tell.

@@ -90,6 +90,12 @@ def test_an_address_that_cannot_be_listened_at_is_told_before_weights_are_read()
             assert "model loaded" not in done.stderr
 
 
+def test_nodes_of_both_roles_go_with_no_others():
+    done = subprocess.run([BIN / "lynx", "up", "--model", MODEL, "--both", "1", "--decode", "2"], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 2 and "--both takes the place of" in done.stderr, done.stderr
+
+
 def test_chat_and_up_do_not_share_a_variable_of_two_meanings(tmp_path):
     up = Up(tmp_path)
     environment = {**os.environ, "LYNX_MODEL": str(MODEL), "LYNX_URL": up.url}

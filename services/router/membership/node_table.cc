@@ -182,6 +182,10 @@ bool NodeTable::Ready(std::string* reason) const {
           " node is ready: ", others.empty() ? "none is known" : absl::StrJoin(others, ", ")));
     }
   }
+  // Decode nodes may be meant to do without: only they are missed then.
+  const bool no_prefill = std::ranges::none_of(
+      members_, [](const auto& member) { return member.second.role == proto::ROLE_PREFILL; });
+  if (no_prefill && missing.size() == 2) missing.erase(missing.begin());
   for (const std::string& prefill : hashes[0]) {
     for (const std::string& decode : hashes[1]) {
       if (!prefill.empty() && prefill == decode) {

@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 using Event = NodeTable::Event;
 
@@ -61,13 +62,15 @@ class NodeTableTest : public ::testing::Test {
 TEST_F(NodeTableTest, IsReadyWithOneDecodeNodeThatTakesPrompts) {
   NodeTable table({});
   table.Add("d:1", proto::ROLE_DECODE);
+  std::string reason;
+  EXPECT_FALSE(table.Ready(&reason));
+  EXPECT_THAT(reason, AllOf(HasSubstr("no decode node is ready: d:1"), Not(HasSubstr("prefill"))));
   proto::NodeStatus status;
   status.set_role(proto::ROLE_DECODE);
   status.set_state(proto::NODE_STATE_READY);
   status.set_compatibility_hash("h");
   std::vector<NodeTable::Event> events;
   table.OnStatus("d:1", 1, status, absl::UnixEpoch(), events);
-  std::string reason;
   EXPECT_FALSE(table.Ready(&reason));
   EXPECT_EQ(reason, "no prefill node is ready: none is known");
   status.set_prompt_rows(64);
