@@ -318,9 +318,9 @@ int RunUp(int argc, const char* const* argv) {
     return 2;
   }
   const UpConfig usual;
-  if (config.both > 0 && (config.prefill != usual.prefill || config.decode != usual.decode ||
-                          config.prefill_tp != usual.prefill_tp ||
-                          config.prefill_ep != usual.prefill_ep)) {
+  if (config.both > 0 &&
+      (config.prefill != usual.prefill || config.decode != usual.decode ||
+       config.prefill_tp != usual.prefill_tp || config.prefill_ep != usual.prefill_ep)) {
     std::fprintf(stderr,
                  "lynx up: --both takes the place of prefill and decode nodes: not with --prefill, "
                  "--decode, --prefill-tp or --prefill-ep\n");
