@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -27,13 +28,20 @@ struct StagingPool::Account::State {
   bool Fits(size_t bytes) const {
     return bytes <= max_bytes - used && (parent == nullptr || parent->Fits(bytes));
   }
-  void Add(size_t bytes) {
-    used += bytes;
-    if (parent != nullptr) parent->Add(bytes);
-  }
-  void Remove(size_t bytes) {
-    used -= bytes;
-    if (parent != nullptr) parent->Remove(bytes);
+  // Of this account and those it is part of. What lands for an abandoned one counts once,
+  // whichever of them were abandoned, and in whatever order.
+  void Add(size_t bytes) { Change(bytes, /*within=*/false, std::plus<>()); }
+  void Remove(size_t bytes) { Change(bytes, /*within=*/false, std::minus<>()); }
+  void Abandon() {
+    if (abandoned) return;
+    const size_t more = used - quarantined;
+    abandoned = true;
+    quarantined = used;
+    for (State* outer = parent.get(); outer != nullptr; outer = outer->parent.get()) {
+      if (outer->abandoned) return;  // It counts them already.
+      outer->quarantined += more;
+    }
+    pool->quarantined += more;
   }
 
   const std::shared_ptr<Shared> pool;
@@ -41,7 +49,21 @@ struct StagingPool::Account::State {
   const size_t max_bytes;
   // Guarded by pool->mu.
   size_t used = 0;
+  size_t quarantined = 0;  // Of these.
   bool abandoned = false;
+
+ private:
+  template <typename Op>
+  void Change(size_t bytes, bool within, Op op) {
+    used = op(used, bytes);
+    within = within || abandoned;
+    if (within) quarantined = op(quarantined, bytes);
+    if (parent != nullptr) {
+      parent->Change(bytes, within, op);
+    } else if (within) {
+      pool->quarantined = op(pool->quarantined, bytes);
+    }
+  }
 };
 
 namespace {
@@ -63,7 +85,6 @@ class Buffer final : public Landing {
     MutexLock lock(pool.mu);
     pool.used -= bytes().size();
     account_->Remove(bytes().size());
-    if (account_->abandoned) pool.quarantined -= bytes().size();
     if (pool.used + pool.kept + capacity_ <= pool.max_bytes) {
       pool.kept += capacity_;
       pool.free[capacity_].push_back(std::move(memory_));
@@ -112,7 +133,6 @@ std::unique_ptr<Landing> StagingPool::Account::Acquire(size_t bytes) {
     capacity = std::bit_ceil(std::max(bytes, kMinBuffer));
     pool.used += bytes;
     state_->Add(bytes);
-    if (state_->abandoned) pool.quarantined += bytes;
     auto it = pool.free.find(capacity);
     if (it != pool.free.end() && !it->second.empty()) {
       memory = std::move(it->second.back());
@@ -131,9 +151,7 @@ size_t StagingPool::Account::used_bytes() const {
 
 void StagingPool::Account::Abandon() {
   MutexLock lock(state_->pool->mu);
-  if (state_->abandoned) return;
-  state_->abandoned = true;
-  state_->pool->quarantined += state_->used;
+  state_->Abandon();
 }
 
 }  // namespace lynx::transfer
