@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/proto/parse.h"
 #include "common/transfer/checksum.h"
+#include "services/decode/handoff/grant_senders.h"
 
 namespace lynx::decode {
 namespace {
@@ -40,11 +41,9 @@ struct KvReceiver::Grant {
 
   // Of the present epoch:
   PartFill fill;
-  Incarnation sender = 0;  // The prefill node that fills it; 0: no data yet.
-  std::map<PeerId, std::unique_ptr<transfer::StagingPool::Account>> senders;  // Its ranks.
+  GrantSenders senders;
   std::set<PeerId> former_senders;    // Superseded; refused for good.
   std::map<int, Incarnation> filled;  // Other ranks' parts, and by whom.
-  absl::Time begun;
   std::optional<proto::CommitBody> commit;
   PeerId committer = 0;
   TimerId grace_timer = 0;
@@ -170,9 +169,9 @@ void KvReceiver::Cancel(uint64_t sequence) {
   if (it == by_sequence_.end()) return;
   Grant& grant = *grants_.at(it->second);
   const absl::Status status = absl::AbortedError("the sequence was cancelled");
-  if (grant.sender != 0) {
+  if (grant.senders.node() != 0) {
     ReplyToSenders(grant, status);
-    metrics_.OnTransferEnd(status, grant.fill.bytes(), loop_.Now() - grant.begun);
+    metrics_.OnTransferEnd(status, grant.fill.bytes(), loop_.Now() - grant.senders.begun());
   }
   Remove(grant);
   UpdateGauges();
@@ -200,37 +199,24 @@ void KvReceiver::OnRankMessage(int rank, const proto::RankMessage& message) {
 
 std::unique_ptr<Landing> KvReceiver::OnMessage(PeerId peer_id, std::span<const std::byte> bytes,
                                                size_t payload_bytes) {
-  absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
-  if (!header.ok()) {
-    metrics_.OnDropped(transfer::Drop::kMalformed);
-    return nullptr;
+  PrefillPeers::Arrival arrival = peers_.OnMessage(peer_id, bytes, payload_bytes);
+  if (arrival.peer == nullptr) {
+    if (arrival.landing != nullptr) UpdateGauges();
+    return std::move(arrival.landing);
   }
-  if (header->has_handshake()) {
-    std::unique_ptr<Landing> landing = peers_.OnHandshake(peer_id, *header, payload_bytes);
-    UpdateGauges();
-    return landing;
-  }
-  PrefillPeer* const peer = peers_.Admit(peer_id, *header);
-  if (peer == nullptr) return nullptr;
-  switch (header->body_case()) {
+  PrefillPeer& peer = *arrival.peer;
+  switch (arrival.header.body_case()) {
     case proto::TransferHeader::kKvPush:
-      return OnKvPush(*peer, header->kv_push(), payload_bytes);
+      return OnKvPush(peer, arrival.header.kv_push(), payload_bytes);
     case proto::TransferHeader::kCommit:
-      return OnCommit(*peer, header->commit(), payload_bytes);
+      return OnCommit(peer, arrival.header.commit(), payload_bytes);
     case proto::TransferHeader::kAbort:
-      OnAbort(*peer, header->abort());
+      OnAbort(peer, arrival.header.abort());
       return nullptr;
     default:
       metrics_.OnDropped(transfer::Drop::kUnexpected);
       return nullptr;
   }
-}
-
-bool KvReceiver::Joins(const Grant& grant, const PrefillPeer& peer) {
-  return grant.sender == peer.incarnation &&
-         std::none_of(grant.senders.begin(), grant.senders.end(), [&](const auto& sender) {
-           return peers_.Find(sender.first)->rank == peer.rank;
-         });
 }
 
 KvReceiver::Grant* KvReceiver::FindLive(PrefillPeer& peer, uint64_t grant_id, uint32_t epoch) {
@@ -254,7 +240,7 @@ KvReceiver::Grant* KvReceiver::FindLive(PrefillPeer& peer, uint64_t grant_id, ui
   if (grant.former_senders.contains(peer.id)) {
     return refuse(transfer::Drop::kOtherSender, "another prefill node has taken over");
   }
-  if (!grant.senders.empty() && !Joins(grant, peer)) {
+  if (!grant.senders.Admits(peer)) {
     // The router has given the grant to another prefill node: the first one is lost to it, even
     // where its connection still stands.
     const absl::Status taken = absl::AbortedError("another prefill node has taken over");
@@ -264,25 +250,17 @@ KvReceiver::Grant* KvReceiver::FindLive(PrefillPeer& peer, uint64_t grant_id, ui
       return refuse(transfer::Drop::kStaleEpoch, "the grant has been fenced");
     }
     ReplyToSenders(grant, taken);
-    metrics_.OnTransferEnd(taken, grant.fill.bytes(), loop_.Now() - grant.begun);
-    for (const auto& [sender, staging] : grant.senders) grant.former_senders.insert(sender);
+    metrics_.OnTransferEnd(taken, grant.fill.bytes(), loop_.Now() - grant.senders.begun());
+    for (const PeerId sender : grant.senders.peers()) grant.former_senders.insert(sender);
     ForgetData(grant);
   }
-  Pin(grant, peer);
+  grant.senders.Add(peer, loop_.Now());
+  UpdateGauges();
   return &grant;
 }
 
-void KvReceiver::Pin(Grant& grant, PrefillPeer& peer) {
-  if (grant.senders.empty()) {
-    grant.sender = peer.incarnation;
-    grant.begun = loop_.Now();
-  }
-  grant.senders[peer.id] = peer.staging->OpenPart();
-  UpdateGauges();
-}
-
 std::unique_ptr<Landing> KvReceiver::Land(Grant& grant, const PrefillPeer& peer, size_t bytes) {
-  std::unique_ptr<Landing> landing = grant.senders.at(peer.id)->Acquire(bytes);
+  std::unique_ptr<Landing> landing = grant.senders.Acquire(peer.id, bytes);
   if (landing == nullptr) {
     metrics_.OnDropped(transfer::Drop::kNoStaging);
     Fail(grant, absl::ResourceExhaustedError("no staging memory is free"));
@@ -318,15 +296,14 @@ std::unique_ptr<Landing> KvReceiver::OnCommit(PrefillPeer& peer, const proto::Co
 void KvReceiver::OnAbort(PrefillPeer& peer, const proto::Abort& abort) {
   auto it = grants_.find(abort.grant_id());
   if (it == grants_.end() || it->second->epoch != abort.epoch() ||
-      (it->second->sender != 0 && !it->second->senders.contains(peer.id) &&
-       !Joins(*it->second, peer))) {
+      (!it->second->senders.contains(peer.id) && !it->second->senders.Admits(peer))) {
     metrics_.OnDropped(transfer::Drop::kLateAbort);
     return;
   }
   Grant& grant = *it->second;
-  if (grant.sender != 0) {
+  if (grant.senders.node() != 0) {
     metrics_.OnTransferEnd(absl::AbortedError(abort.message()), grant.fill.bytes(),
-                           loop_.Now() - grant.begun);
+                           loop_.Now() - grant.senders.begun());
   }
   // The grant lives on: the router may give it to another prefill node before its lease is over.
   Fence(grant);
@@ -446,14 +423,14 @@ bool KvReceiver::OtherRanksFilled(const Grant& grant) const {
   if (ranks_.channel == nullptr) return true;
   for (int rank = 1; rank <= ranks_.channel->others(); ++rank) {
     auto it = grant.filled.find(rank);
-    if (it == grant.filled.end() || it->second != grant.sender) return false;
+    if (it == grant.filled.end() || it->second != grant.senders.node()) return false;
   }
   return true;
 }
 
 void KvReceiver::AdoptIfComplete(Grant& grant) {
   if (!grant.commit.has_value() || !grant.fill.complete() || !OtherRanksFilled(grant)) return;
-  metrics_.OnTransferEnd(absl::OkStatus(), grant.fill.bytes(), loop_.Now() - grant.begun);
+  metrics_.OnTransferEnd(absl::OkStatus(), grant.fill.bytes(), loop_.Now() - grant.senders.begun());
   adopted_[next_adopted_] = grant.id;
   next_adopted_ = (next_adopted_ + 1) % adopted_.size();
   peers_.Reply(grant.committer, grant.id, grant.epoch, absl::OkStatus());
@@ -466,9 +443,7 @@ void KvReceiver::AdoptIfComplete(Grant& grant) {
 
 void KvReceiver::OnGrace(uint64_t grant_id) {
   Grant& grant = *grants_.at(grant_id);
-  const bool landing = std::any_of(grant.senders.begin(), grant.senders.end(),
-                                   [](const auto& one) { return one.second->used_bytes() > 0; });
-  if (landing) {  // The lease bounds how long.
+  if (grant.senders.landing()) {  // The lease bounds how long.
     grant.grace_timer =
         loop_.RunAfter(options_.commit_grace, [this, grant_id] { OnGrace(grant_id); });
     return;
@@ -491,9 +466,9 @@ void KvReceiver::OnLeaseTimer(uint64_t grant_id) {
 }
 
 void KvReceiver::Fail(Grant& grant, const absl::Status& status) {
-  if (grant.sender != 0) {
+  if (grant.senders.node() != 0) {
     ReplyToSenders(grant, absl::IsDataLoss(status) ? status : absl::AbortedError(status.message()));
-    metrics_.OnTransferEnd(status, grant.fill.bytes(), loop_.Now() - grant.begun);
+    metrics_.OnTransferEnd(status, grant.fill.bytes(), loop_.Now() - grant.senders.begun());
   }
   const uint64_t sequence = grant.request.sequence;
   const Incarnation router = grant.request.router;
@@ -503,9 +478,9 @@ void KvReceiver::Fail(Grant& grant, const absl::Status& status) {
 }
 
 void KvReceiver::Refill(Grant& grant, const absl::Status& why) {
-  if (grant.sender != 0) {
+  if (grant.senders.node() != 0) {
     ReplyToSenders(grant, absl::AbortedError(why.message()));
-    metrics_.OnTransferEnd(why, grant.fill.bytes(), loop_.Now() - grant.begun);
+    metrics_.OnTransferEnd(why, grant.fill.bytes(), loop_.Now() - grant.senders.begun());
   }
   Fence(grant);
   UpdateGauges();
@@ -520,9 +495,7 @@ void KvReceiver::Fence(Grant& grant) {
 
 void KvReceiver::ForgetData(Grant& grant) {
   loop_.CancelTimer(grant.grace_timer);
-  for (const auto& [sender, staging] : grant.senders) staging->Abandon();
-  grant.senders.clear();
-  grant.sender = 0;
+  grant.senders.Abandon();
   grant.filled.clear();
   grant.commit.reset();
   grant.committer = 0;
@@ -532,7 +505,7 @@ void KvReceiver::ForgetData(Grant& grant) {
 std::unique_ptr<KvReceiver::Grant> KvReceiver::Remove(Grant& grant) {
   loop_.CancelTimer(grant.lease_timer);
   loop_.CancelTimer(grant.grace_timer);
-  for (const auto& [sender, staging] : grant.senders) staging->Abandon();
+  grant.senders.Abandon();
   by_sequence_.erase(grant.request.sequence);
   if (ranks_.channel != nullptr) {
     proto::RankMessage message;
@@ -547,16 +520,14 @@ void KvReceiver::OnPeerDown(PeerId peer, const absl::Status& reason) {
   const std::unique_ptr<PrefillPeer> gone = peers_.Remove(peer, reason);
   if (gone == nullptr) return;
   for (auto& [id, grant] : grants_) {
-    if (!grant->senders.contains(peer)) continue;
-    grant->senders.at(peer)->Abandon();
-    grant->senders.erase(peer);
+    if (!grant->senders.Remove(peer)) continue;
     Refill(*grant, absl::UnavailableError("the prefill node is gone"));
   }
   UpdateGauges();
 }
 
 void KvReceiver::ReplyToSenders(const Grant& grant, const absl::Status& status) {
-  for (const auto& [sender, staging] : grant.senders) {
+  for (const PeerId sender : grant.senders.peers()) {
     peers_.Reply(sender, grant.id, grant.epoch, status);
   }
 }
@@ -566,9 +537,9 @@ void KvReceiver::UpdateGauges() {
   int64_t pending = 0;
   absl::Time oldest = now;
   for (const auto& [id, grant] : grants_) {
-    if (grant->sender == 0) continue;
+    if (grant->senders.node() == 0) continue;
     ++pending;
-    oldest = std::min(oldest, grant->begun);
+    oldest = std::min(oldest, grant->senders.begun());
   }
   metrics_.SetPending(pending, static_cast<int64_t>(staging_bytes()), now - oldest);
   peers_.UpdateGauges();

@@ -153,8 +153,6 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // The live grant that a message of `peer` is for, which from then on takes data of that peer's
   // node only. Null when there is none: the message is counted, its sender told.
   Grant* FindLive(PrefillPeer& peer, uint64_t grant_id, uint32_t epoch);
-  // Whether the peer is of the node that fills the grant, and a rank of it not heard from so far.
-  bool Joins(const Grant& grant, const PrefillPeer& peer);
   std::unique_ptr<transfer::Landing> Land(Grant& grant, const PrefillPeer& peer, size_t bytes);
   absl::Status CheckCommitBody(const Grant& grant, const proto::CommitBody& body) const;
   // Whether the prompt begins as the held prefix does. A hash may have said so wrongly.
@@ -170,7 +168,6 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // The same, telling those that have sent.
   void Refill(Grant& grant, const absl::Status& why);
   void ForgetData(Grant& grant);
-  void Pin(Grant& grant, PrefillPeer& peer);
   std::unique_ptr<Grant> Remove(Grant& grant);
   void OpenOnOtherRanks(const Grant& grant);
   void ReplyToSenders(const Grant& grant, const absl::Status& status);

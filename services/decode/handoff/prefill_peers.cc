@@ -28,6 +28,23 @@ PrefillPeer* PrefillPeers::Find(PeerId id) {
   return it == peers_.end() ? nullptr : it->second.get();
 }
 
+PrefillPeers::Arrival PrefillPeers::OnMessage(PeerId id, std::span<const std::byte> bytes,
+                                              size_t payload_bytes) {
+  absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
+  if (!header.ok()) {
+    metrics_.OnDropped(transfer::Drop::kMalformed);
+    return {};
+  }
+  Arrival arrival;
+  if (header->has_handshake()) {
+    arrival.landing = OnHandshake(id, *header, payload_bytes);
+  } else {
+    arrival.peer = Admit(id, *header);
+  }
+  arrival.header = *std::move(header);
+  return arrival;
+}
+
 PrefillPeer* PrefillPeers::Admit(PeerId id, const proto::TransferHeader& header) {
   const auto drop = [&](transfer::Drop reason) {
     metrics_.OnDropped(reason);

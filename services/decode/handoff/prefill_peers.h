@@ -49,11 +49,14 @@ class PrefillPeers {
   const transfer::NodeIdentity& self() const { return self_; }
   PrefillPeer* Find(transfer::PeerId id);
 
-  // The peer whose message this is, once it has shaken hands. Null: dropped and counted.
-  PrefillPeer* Admit(transfer::PeerId id, const proto::TransferHeader& header);
-  std::unique_ptr<transfer::Landing> OnHandshake(transfer::PeerId id,
-                                                 const proto::TransferHeader& header,
-                                                 size_t payload_bytes);
+  // What a message is: of a hand-off, from a peer that has shaken hands; or a handshake, whose
+  // payload is to land there; or neither, and dropped, counted and answered.
+  struct Arrival {
+    proto::TransferHeader header;
+    PrefillPeer* peer = nullptr;
+    std::unique_ptr<transfer::Landing> landing;
+  };
+  Arrival OnMessage(transfer::PeerId id, std::span<const std::byte> bytes, size_t payload_bytes);
   void OnHandshakePayload(PrefillPeer& peer, std::span<const std::byte> payload);
   // Null: it never shook hands.
   std::unique_ptr<PrefillPeer> Remove(transfer::PeerId id, const absl::Status& reason);
@@ -67,6 +70,11 @@ class PrefillPeers {
   void UpdateGauges();
 
  private:
+  // The peer whose message this is, once it has shaken hands. Null: dropped and counted.
+  PrefillPeer* Admit(transfer::PeerId id, const proto::TransferHeader& header);
+  std::unique_ptr<transfer::Landing> OnHandshake(transfer::PeerId id,
+                                                 const proto::TransferHeader& header,
+                                                 size_t payload_bytes);
   void Refuse(transfer::PeerId id, Incarnation sender, const absl::Status& status);
   void Send(transfer::PeerId id, const proto::TransferHeader& header);
 

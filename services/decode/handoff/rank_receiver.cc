@@ -67,14 +67,13 @@ void RankReceiver::OnMessage(const proto::RankMessage& message) {
 void RankReceiver::Open(const proto::OpenGrant& open) {
   const uint64_t id = open.grant_id();
   if (auto it = parts_.find(id); it != parts_.end()) {
-    for (const auto& [peer, staging] : it->second.senders) staging->Abandon();
+    it->second.senders.Abandon();
     parts_.erase(it);
   }
   parts_.emplace(id, Part{.epoch = open.epoch(),
                           .fill = PartFill(kv_, {open.blocks().begin(), open.blocks().end()},
                                            open.first_block(), open.prompt_tokens()),
-                          .senders = {},
-                          .begun = {}});
+                          .senders = {}});
   std::vector<Early> waiting;
   for (Early& early : std::exchange(early_, {})) {
     (early.push.grant_id() == id ? waiting : early_).push_back(std::move(early));
@@ -88,7 +87,7 @@ void RankReceiver::Open(const proto::OpenGrant& open) {
 void RankReceiver::Close(uint64_t grant_id) {
   auto it = parts_.find(grant_id);
   if (it == parts_.end()) return;
-  for (const auto& [peer, staging] : it->second.senders) staging->Abandon();
+  it->second.senders.Abandon();
   parts_.erase(it);
   closed_[next_closed_] = grant_id;
   next_closed_ = (next_closed_ + 1) % closed_.size();
@@ -113,42 +112,27 @@ RankReceiver::Part* RankReceiver::FindLive(PrefillPeer& peer, uint64_t grant_id,
   Part& part = it->second;
   if (part.epoch != epoch) return refuse(transfer::Drop::kStaleEpoch, "the grant has been fenced");
   if (part.senders.contains(peer.id)) return &part;
-  const bool joins = part.senders.empty() ||
-                     (part.sender == peer.incarnation &&
-                      std::none_of(part.senders.begin(), part.senders.end(), [&](const auto& one) {
-                        return peers_.Find(one.first)->rank == peer.rank;
-                      }));
-  if (!joins) {
+  if (!part.senders.Admits(peer)) {
     Tell(grant_id, part, absl::UnavailableError("two prefill nodes fill one grant"));
     return refuse(transfer::Drop::kOtherSender, "another prefill node fills the grant");
   }
-  if (part.senders.empty()) {
-    part.sender = peer.incarnation;
-    part.begun = loop_.Now();
-  }
-  part.senders[peer.id] = peer.staging->OpenPart();
+  part.senders.Add(peer, loop_.Now());
   return &part;
 }
 
 std::unique_ptr<Landing> RankReceiver::OnMessage(PeerId peer_id, std::span<const std::byte> bytes,
                                                  size_t payload_bytes) {
-  absl::StatusOr<proto::TransferHeader> header = transfer::ParseHeader(bytes);
-  if (!header.ok()) {
-    metrics_.OnDropped(transfer::Drop::kMalformed);
-    return nullptr;
+  PrefillPeers::Arrival arrival = peers_.OnMessage(peer_id, bytes, payload_bytes);
+  PrefillPeer* const peer = arrival.peer;
+  if (peer == nullptr) {
+    if (arrival.landing != nullptr) UpdateGauges();
+    return std::move(arrival.landing);
   }
-  if (header->has_handshake()) {
-    std::unique_ptr<Landing> landing = peers_.OnHandshake(peer_id, *header, payload_bytes);
-    UpdateGauges();
-    return landing;
-  }
-  PrefillPeer* const peer = peers_.Admit(peer_id, *header);
-  if (peer == nullptr) return nullptr;
-  if (!header->has_kv_push() || payload_bytes == 0) {
+  if (!arrival.header.has_kv_push() || payload_bytes == 0) {
     metrics_.OnDropped(transfer::Drop::kUnexpected);
     return nullptr;
   }
-  const proto::KvPush& push = header->kv_push();
+  const proto::KvPush& push = arrival.header.kv_push();
   if (IsEarly(push.grant_id(), push.epoch())) return peer->staging->Acquire(payload_bytes);
   Part* const part = FindLive(*peer, push.grant_id(), push.epoch());
   if (part == nullptr || part->told) return nullptr;
@@ -157,7 +141,7 @@ std::unique_ptr<Landing> RankReceiver::OnMessage(PeerId peer_id, std::span<const
   if (!status.ok()) {
     metrics_.OnDropped(transfer::Drop::kRange);
   } else {
-    landing = part->senders.at(peer_id)->Acquire(payload_bytes);
+    landing = part->senders.Acquire(peer_id, payload_bytes);
     if (landing != nullptr) return landing;
     metrics_.OnDropped(transfer::Drop::kNoStaging);
     status = absl::ResourceExhaustedError("no staging memory is free");
@@ -229,12 +213,12 @@ void RankReceiver::Store(PrefillPeer& peer, const proto::KvPush& push,
 
 void RankReceiver::Tell(uint64_t grant_id, Part& part, const absl::Status& status) {
   if (std::exchange(part.told, true)) return;
-  metrics_.OnTransferEnd(status, part.fill.bytes(), loop_.Now() - part.begun);
+  metrics_.OnTransferEnd(status, part.fill.bytes(), loop_.Now() - part.senders.begun());
   proto::RankMessage message;
   proto::PartEvent& event = *message.mutable_part_event();
   event.set_grant_id(grant_id);
   event.set_epoch(part.epoch);
-  event.set_sender(part.sender);
+  event.set_sender(part.senders.node());
   event.set_status_code(static_cast<uint32_t>(status.code()));
   event.set_message(transfer::ReplyMessage(status));
   rank0_.Tell(message);
@@ -245,10 +229,7 @@ void RankReceiver::OnPeerDown(PeerId peer, const absl::Status& reason) {
   if (gone == nullptr) return;
   std::erase_if(early_, [&](const Early& early) { return early.peer == peer; });
   for (auto& [id, part] : parts_) {
-    auto sender = part.senders.find(peer);
-    if (sender == part.senders.end()) continue;
-    sender->second->Abandon();
-    part.senders.erase(sender);
+    if (!part.senders.Remove(peer)) continue;
     // A complete part needs nobody any more.
     Tell(id, part, absl::UnavailableError("the prefill node is gone"));
   }
@@ -260,9 +241,9 @@ void RankReceiver::UpdateGauges() {
   int64_t pending = 0;
   absl::Time oldest = now;
   for (const auto& [id, part] : parts_) {
-    if (part.sender == 0 || part.told) continue;
+    if (part.senders.node() == 0 || part.told) continue;
     ++pending;
-    oldest = std::min(oldest, part.begun);
+    oldest = std::min(oldest, part.senders.begun());
   }
   metrics_.SetPending(pending, static_cast<int64_t>(peers_.staging().used_bytes()), now - oldest);
   peers_.UpdateGauges();

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "common/transfer/handshake.h"
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_metrics.h"
+#include "services/decode/handoff/grant_senders.h"
 #include "services/decode/handoff/part_fill.h"
 #include "services/decode/handoff/prefill_peers.h"
 
@@ -54,9 +54,7 @@ class RankReceiver final : public node::RankWorker, private transfer::TransferEn
   struct Part {
     uint32_t epoch = 0;
     PartFill fill;
-    Incarnation sender = 0;
-    std::map<transfer::PeerId, std::unique_ptr<transfer::StagingPool::Account>> senders;
-    absl::Time begun;
+    GrantSenders senders;
     bool told = false;  // How it ended, complete or not; nothing is taken any more.
   };
   struct Early {
