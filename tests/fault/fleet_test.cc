@@ -153,18 +153,13 @@ TEST(FleetTest, ExpertAffinityPlacementEndsEveryRequestOnceAndReplaysASeed) {
   const auto run = [](uint64_t seed) {
     FleetOptions options = SmallFleet(seed);
     options.cluster.make_placement = [] { return std::make_unique<router::ExpertAffinity>(); };
-    return RunFleet(options,
-                    MakeConversations({.seed = seed, .requests = 300, .requests_per_second = 60}));
+    return RunFleet(options, Trace(seed));
   };
   const int seeds = testing::ForTestSize(3, 20, 100);
   for (int seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const FleetResult result = run(static_cast<uint64_t>(seed));
-    EXPECT_EQ(result.failed, 0);
-    EXPECT_EQ(result.wrong, 0);
-    EXPECT_EQ(result.refused, 0);
-    EXPECT_EQ(result.finished + result.cancelled, 300);
-    EXPECT_TRUE(result.idle);
+    ExpectEachEndsOnce(result);
     if (seed == 1) {
       EXPECT_EQ(run(1).digest, result.digest);
     }
