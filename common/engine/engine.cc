@@ -57,11 +57,12 @@ class Engine::Observer final : public model::StepObserver {
 };
 
 Engine::Engine(std::unique_ptr<model::ModelRunner> runner, const EngineOptions& options)
-    : runner_(std::move(runner)),
-      options_(options),
-      pool_(runner_->kv().blocks(), runner_->kv().layout().groups),
-      sampler_(options.vocab_size) {
-  LYNX_CHECK(options.max_step_rows > 0 && options.max_step_logits > 0);
+    : runner_(std::move(runner)), options_(options), sampler_(options.vocab_size) {
+  LYNX_CHECK(options.max_step_rows > 0 && options.max_step_logits > 0 && options.replicas > 0);
+  // All replicas have as much KV memory.
+  while (std::ssize(pools_) < options.replicas) {
+    pools_.emplace_back(runner_->kv().blocks(), runner_->kv().layout().groups);
+  }
 }
 
 Engine::~Engine() = default;
@@ -90,8 +91,7 @@ int32_t Engine::LargestChunk(Sequence& sequence, int32_t rows_left, int32_t logi
 
 absl::Status Engine::BuildBatch() {
   batch_.clear();
-  int64_t rows = 0;
-  int64_t logits_rows = 0;
+  loads_.assign(pools_.size(), Load());
   for (size_t i = 0; i < items_.size(); ++i) {
     const WorkItem& item = items_[i];
     Sequence& sequence = *item.sequence;
@@ -101,6 +101,9 @@ absl::Status Engine::BuildBatch() {
     if (sequence.in_step_) return fail("the sequence is in the step already");
     sequence.in_step_ = true;
     if (sequence.finished()) return fail("the sequence is finished");
+    if (sequence.replica() >= options_.replicas) {
+      return fail("the sequence is of replica ", sequence.replica(), " of ", options_.replicas);
+    }
     if (item.tokens <= 0 || item.tokens > sequence.pending_tokens()) {
       return fail("asks for ", item.tokens, " tokens, pending are ", sequence.pending_tokens());
     }
@@ -124,15 +127,18 @@ absl::Status Engine::BuildBatch() {
     // has the same bits, and its plan is exact.
     entry.decode = item.tokens == 1 && start >= static_cast<int32_t>(sequence.prompt_tokens_);
     if (entry.decode) entry.policy = item.policy;
-    rows += item.tokens;
-    logits_rows += entry.logits_rows;
+    entry.replica = sequence.replica();
+    Load& load = loads_[static_cast<size_t>(entry.replica)];
+    load.rows += item.tokens;
+    load.logits_rows += entry.logits_rows;
     batch_.push_back(entry);
   }
   if (batch_.empty()) return absl::InvalidArgumentError("step without items");
-  if (rows > options_.max_step_rows || logits_rows > options_.max_step_logits) {
+  for (const auto& [rows, logits_rows] : loads_) {
+    if (rows <= options_.max_step_rows && logits_rows <= options_.max_step_logits) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("step of ", rows, " rows and ", logits_rows, " logits rows, bounds are ",
-                     options_.max_step_rows, " and ", options_.max_step_logits));
+        absl::StrCat("step of ", rows, " rows and ", logits_rows, " logits rows of a replica, ",
+                     "bounds are ", options_.max_step_rows, " and ", options_.max_step_logits));
   }
   return absl::OkStatus();
 }

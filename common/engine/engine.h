@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,8 +20,8 @@ namespace lynx::engine {
 // What a step is to do for one sequence: compute its next `tokens` tokens. When no token is pending
 // after that, the step samples the next one.
 struct WorkItem {
-  Sequence* sequence = nullptr;
-  int32_t tokens = 0;  // [1, sequence->pending_tokens()]
+  Sequence* sequence = nullptr;  // Computed by its replica.
+  int32_t tokens = 0;            // [1, sequence->pending_tokens()]
   // How a decode row of it may be remapped; null: never. Prompt rows never are, nor is what is
   // recomputed in chunks. Outlives the step.
   const moe::Policy* policy = nullptr;
@@ -55,6 +56,7 @@ struct EngineOptions {
   int32_t vocab_size = 0;       // The model's.
   int32_t max_step_rows = 0;    // As in RunnerOptions.
   int32_t max_step_logits = 0;  // As in RunnerOptions.
+  int32_t replicas = 1;         // The runner's layout.dp.
 };
 
 // Monotonic counts, for metrics.
@@ -93,8 +95,8 @@ class Engine {
   // was set up for this step and compares some of its rows; what comes of the items does not depend
   // on it.
   //   InvalidArgument  an item breaks a bound (tokens, blocks too few, sequence finished or named
-  //                    twice) or the items together exceed the step's rows or logits; nothing was
-  //                    computed.
+  //                    twice, no such replica) or the items of a replica together exceed the
+  //                    step's rows or logits; nothing was computed.
   //   other errors     of the runner: no sequence has changed, the KV of the step's rows is
   //                    undefined, and they are still pending.
   // No allocation per token once buffers have grown to the largest step seen.
@@ -108,10 +110,11 @@ class Engine {
   // Logits rows that a step needs for the item.
   static int32_t LogitsRows(const WorkItem& item);
   // The largest number of the sequence's pending tokens that fits in what is left of a step's
-  // budgets; 0 when nothing fits.
+  // budgets, which are of its replica; 0 when nothing fits.
   static int32_t LargestChunk(Sequence& sequence, int32_t rows_left, int32_t logits_left);
 
-  kv::BlockPool& pool() { return pool_; }
+  // Blocks of a sequence are of its replica's pool.
+  kv::BlockPool& pool(int32_t replica = 0) { return pools_.at(static_cast<size_t>(replica)); }
   model::ModelRunner& runner() { return *runner_; }
   const EngineOptions& options() const { return options_; }
   const EngineStats& stats() const { return stats_; }
@@ -124,7 +127,7 @@ class Engine {
 
   const std::unique_ptr<model::ModelRunner> runner_;
   const EngineOptions options_;
-  kv::BlockPool pool_;
+  std::deque<kv::BlockPool> pools_;  // Of each replica. They stay where they are.
   Sampler sampler_;
   EngineStats stats_;
   // Of the running or last step; kept for their capacity. The first three: of what has not left it.
@@ -133,6 +136,12 @@ class Engine {
   std::vector<size_t> places_;  // In results_.
   std::vector<ItemResult> results_;
   size_t completed_items_ = 0;  // Leading results_ that are of the last step.
+  // Of each replica, in BuildBatch().
+  struct Load {
+    int64_t rows = 0;
+    int64_t logits_rows = 0;
+  };
+  std::vector<Load> loads_;
 };
 
 }  // namespace lynx::engine

@@ -60,6 +60,12 @@ Sequence::Sequence(std::vector<TokenId> prompt, SamplingParams params, const Lim
 
 Sequence::~Sequence() { LYNX_CHECK_MSG(!in_step_, "sequence destroyed inside a step"); }
 
+void Sequence::PlaceOn(int32_t replica) {
+  LYNX_CHECK_MSG(!in_step_ && blocks_.empty(), "sequence holds blocks of a replica already");
+  LYNX_CHECK(replica >= 0);
+  replica_ = replica;
+}
+
 absl::Status Sequence::EnsureBlocks(kv::BlockPool& pool, int64_t tokens) {
   LYNX_CHECK_MSG(!in_step_, "blocks changed inside a step");
   blocks_.ReleaseBefore(computed_tokens_);

@@ -71,6 +71,11 @@ class Sequence {
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 
+  // Whose pool its blocks are of, and who computes it (model::SequenceRows).
+  int32_t replica() const { return replica_; }
+  // Of a sequence without blocks; >= 0.
+  void PlaceOn(int32_t replica);
+
   const kv::BlockTable& blocks() const { return blocks_; }
   // Makes room to compute all up to `tokens` tokens: gives back what windows have passed, then
   // leases what is missing, unless that much is reserved; on an error nothing is leased.
@@ -104,6 +109,7 @@ class Sequence {
   std::vector<TokenId> tokens_;
   SamplerState sampler_state_;
   FinishReason finish_reason_ = FinishReason::kNone;
+  int32_t replica_ = 0;
   kv::BlockTable blocks_;
   int64_t reserved_tokens_ = 0;
   int32_t computed_tokens_ = 0;

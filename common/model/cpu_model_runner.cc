@@ -44,6 +44,7 @@ class CpuModelRunner : public ModelRunner {
                  std::unique_ptr<kernels::ThreadTeam> team, ModelWeights weights,
                  std::string_view identity, std::unique_ptr<kv::KvArena> kv)
       : spec_(std::move(spec)),
+        layout_(options.layout),
         shard_(shard),
         own_(OwnSpec(spec_, shard_)),
         weights_(std::move(weights)),
@@ -140,6 +141,7 @@ class CpuModelRunner : public ModelRunner {
   absl::Status GatherLogits(int64_t rows);
 
   const ModelSpec spec_;
+  const ParallelLayout layout_;
   const RankShard shard_;
   const ModelSpec own_;  // With this rank's sizes.
   const ModelWeights weights_;
@@ -188,6 +190,9 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
     const auto count = static_cast<int64_t>(sequence.tokens.size());
     const auto table = sequence.blocks.size() / static_cast<size_t>(groups().count());
     const auto capacity = static_cast<int64_t>(table) * kv::kBlockTokens;
+    if (sequence.replica < 0 || sequence.replica >= layout_.dp) {
+      return wrong("replica ", sequence.replica, " is not in [0, ", layout_.dp, ")");
+    }
     if (count == 0) return wrong("no tokens");
     if (sequence.start < 0) return wrong("start is ", sequence.start);
     const int64_t end = sequence.start + count;

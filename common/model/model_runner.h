@@ -32,9 +32,11 @@ struct RunnerOptions {
   DType compute_dtype = DType::kBf16;  // kF32 or kBf16: what activations round to in a GEMM.
   DType kv_dtype = DType::kBf16;       // kF32 or kBf16
   int32_t kv_blocks = 0;               // > 0; each of the layers of one group of kv::KvGroups.
-  int32_t max_step_rows = 0;           // > 0: rows of one step; sizes every buffer at load.
-  int32_t max_step_logits = 0;         // > 0: logits rows of one step.
-  int32_t threads = 0;                 // 0: as many as this process may use.
+  // Of one step, > 0, and of each replica of attention: buffers are sized for it at load. A step of
+  // `layout.dp` replicas may have so many times as much in all.
+  int32_t max_step_rows = 0;
+  int32_t max_step_logits = 0;
+  int32_t threads = 0;  // 0: as many as this process may use.
   // Pins the runner's threads, and the one that steps, to these CPUs, one each; empty: not pinned.
   std::vector<int32_t> cpus = {};
   // Kernels of this instruction set, so that nodes on unlike machines are of one numeric class;
@@ -62,13 +64,16 @@ struct SequenceRows {
   std::span<const TokenId> tokens;  // Not empty; every id in [0, vocab_size).
   int32_t start = 0;                // Position of tokens[0]. KV of [0, start) is in `blocks`.
   // [groups][n]: for each group of layers of the KV layout a table of n >= start + tokens.size()
-  // tokens' blocks. Those of a group before what its layers attend to from `start` on are not
-  // looked at.
+  // tokens' blocks, which are of the KV arena of each rank of its replica. Those of a group before
+  // what its layers attend to from `start` on are not looked at.
   std::span<const kv::BlockId> blocks;
   int32_t logits_rows = 0;  // Logits wanted for this many last rows; 0..tokens.size().
   bool decode = false;      // Phase: a generated token's row (true) or prompt.
   // How its decode row may be remapped; null: never. Outlives the step.
   const moe::Policy* policy = nullptr;
+  // Whose ranks hold its KV and compute its attention, in [0, layout.dp); they are the ranks
+  // [replica * tp, (replica + 1) * tp). For its life, or until its KV is given up.
+  int32_t replica = 0;
 };
 
 // What a step touched, for metrics and benches. Overwritten by the next step.
@@ -129,7 +134,9 @@ class ModelRunner {
                                                              std::string_view identity);
 
   // Runs one forward pass. `logits()` then holds, in order of `batch`, the wanted rows of the
-  // entries that have stayed.
+  // entries that have stayed. Of several ranks each is given the same batch, of all replicas, in
+  // the same order: a replica without entries takes part, too. Where there are several replicas,
+  // rank 0 alone has logits.
   //   InvalidArgument  the batch breaks a bound above; nothing was computed.
   //   Cancelled        the observer abandoned the step; of several ranks, all do at the same layer.
   //   as Communicator  another rank is lost: this group of ranks is of no more use.

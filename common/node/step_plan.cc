@@ -30,6 +30,7 @@ struct Entry {
   int32_t logits_rows = 0;
   int32_t decode = 0;
   int32_t policy = -1;
+  int32_t replica = 0;
 };
 
 template <typename T>
@@ -66,6 +67,7 @@ std::string EncodeStep(std::span<const model::SequenceRows> batch) {
     entry.start = sequence.start;
     entry.logits_rows = sequence.logits_rows;
     entry.decode = sequence.decode ? 1 : 0;
+    entry.replica = sequence.replica;
     if (sequence.policy != nullptr) {
       const auto known = std::find(policies.begin(), policies.end(), sequence.policy);
       entry.policy = static_cast<int32_t>(known - policies.begin());
@@ -119,14 +121,14 @@ absl::StatusOr<StepPlan> StepPlan::Decode(std::string_view bytes) {
     if (entry.policy < -1 || entry.policy >= static_cast<int32_t>(plan.policies_.size())) {
       return wrong("policy ", entry.policy, " of ", plan.policies_.size());
     }
-    plan.batch_.push_back({.tokens = tokens.first(entry.tokens),
-                           .start = entry.start,
-                           .blocks = blocks.first(entry.blocks),
-                           .logits_rows = entry.logits_rows,
-                           .decode = entry.decode != 0,
-                           .policy = entry.policy < 0
-                                         ? nullptr
-                                         : &plan.policies_[static_cast<size_t>(entry.policy)]});
+    plan.batch_.push_back(
+        {.tokens = tokens.first(entry.tokens),
+         .start = entry.start,
+         .blocks = blocks.first(entry.blocks),
+         .logits_rows = entry.logits_rows,
+         .decode = entry.decode != 0,
+         .policy = entry.policy < 0 ? nullptr : &plan.policies_[static_cast<size_t>(entry.policy)],
+         .replica = entry.replica});
     tokens = tokens.subspan(entry.tokens);
     blocks = blocks.subspan(entry.blocks);
   }

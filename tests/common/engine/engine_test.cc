@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fake_model_runner.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/wrapped_model_runner.h"
 
 namespace lynx::engine {
 namespace {
@@ -238,7 +239,71 @@ TEST_F(EngineTest, BlocksOfOneThatLeavesAreFreeWhileTheOthersGoOn) {
   EXPECT_TRUE(engine_->results()[2].has_token);
 }
 
+// Keeps which replica each entry of the last step named, and its first block.
+class ReplicaRunner final : public testing::WrappedModelRunner {
+ public:
+  using Seen = std::vector<std::pair<int32_t, kv::BlockId>>;
+  ReplicaRunner(const FakeModelRunner::Options& options, Seen& seen)
+      : WrappedModelRunner(std::make_unique<FakeModelRunner>(options)), seen_(seen) {}
+  absl::Status Step(std::span<const model::SequenceRows> batch,
+                    model::StepObserver* observer) override {
+    seen_.clear();
+    for (const model::SequenceRows& rows : batch) {
+      seen_.emplace_back(rows.replica, rows.blocks[0]);
+    }
+    return model_->Step(batch, observer);
+  }
+
+ private:
+  Seen& seen_;
+};
+
+TEST_F(EngineTest, EachReplicaHasItsPoolAndItsPartOfAStep) {
+  FakeModelRunner::Options model = kModel;
+  model.max_step_rows *= 2;
+  ReplicaRunner::Seen seen;
+  Engine engine(std::make_unique<ReplicaRunner>(model, seen),
+                {.vocab_size = kModel.vocab_size,
+                 .max_step_rows = kModel.max_step_rows,
+                 .max_step_logits = kModel.max_step_logits,
+                 .replicas = 2});
+  const auto place = [&](int32_t replica, size_t prompt) {
+    auto sequence = Sequence::Create(std::vector<TokenId>(prompt, 1), Greedy(),
+                                     {.vocab_size = kModel.vocab_size, .max_context_tokens = 100});
+    EXPECT_THAT(sequence, IsOk());
+    (*sequence)->PlaceOn(replica);
+    EXPECT_THAT((*sequence)->EnsureBlocks(engine.pool(replica), 40), IsOk());
+    return *std::move(sequence);
+  };
+  auto first = place(0, 20);
+  auto second = place(1, 32);
+  auto third = place(0, 13);
+  EXPECT_EQ(engine.pool(0).free_blocks(), 10);
+  EXPECT_EQ(engine.pool(1).free_blocks(), 13);
+  ASSERT_THAT(engine.Step({{{first.get(), 20}, {second.get(), 32}, {third.get(), 12}}}), IsOk());
+  EXPECT_THAT(seen, ElementsAre(std::pair(0, first->blocks().group(0)[0]),
+                                std::pair(1, second->blocks().group(0)[0]),
+                                std::pair(0, third->blocks().group(0)[0])));
+  EXPECT_EQ(seen[0].second, seen[1].second) << "pools have ids of their own";
+  first->Preempt();
+  third->Preempt();
+  ASSERT_THAT(first->EnsureBlocks(engine.pool(0), 40), IsOk());
+  ASSERT_THAT(third->EnsureBlocks(engine.pool(0), 40), IsOk());
+  EXPECT_THAT(engine.Step({{{first.get(), 20}, {third.get(), 13}}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("33 rows")));
+  auto stranger = place(1, 3);
+  stranger->Preempt();
+  stranger->PlaceOn(2);
+  EXPECT_THAT(engine.Step({{{stranger.get(), 1}}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("replica 2 of 2")));
+}
+
 using EngineDeathTest = EngineTest;
+
+TEST_F(EngineDeathTest, ASequenceKeepsTheReplicaOfItsBlocks) {
+  auto sequence = NewSequence({1, 2, 3}, Greedy());
+  EXPECT_DEATH(sequence->PlaceOn(1), "blocks of a replica");
+}
 
 TEST_F(EngineDeathTest, BlocksCannotLeaveInsideAStep) {
   auto sequence = NewSequence({1, 2, 3}, Greedy());

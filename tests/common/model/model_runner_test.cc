@@ -536,6 +536,8 @@ TEST_F(StepTest, BatchesOutOfBoundsAreRefusedAndChangeNothing) {
       {.tokens = low, .blocks = kBlocks},
       {.tokens = many, .blocks = all},
       {.tokens = kTokens, .start = 50, .blocks = all},  // Past the KV memory.
+      {.tokens = kTokens, .blocks = kBlocks, .replica = 1},
+      {.tokens = kTokens, .blocks = kBlocks, .replica = -1},
   };
   for (const SequenceRows& rows : bad) {
     EXPECT_THAT(Step(rows), StatusIs(absl::StatusCode::kInvalidArgument)) << &rows - bad;

@@ -40,7 +40,8 @@ struct Batch {
              .blocks = table.subspan(3, 1),
              .logits_rows = 1,
              .decode = true,
-             .policy = &budget},
+             .policy = &budget,
+             .replica = 2},
             {.tokens = all.subspan(5, 1),
              .start = 9,
              .blocks = table.subspan(4, 1),
@@ -65,6 +66,7 @@ TEST(StepPlanTest, SaysAllThatDecidesAStep) {
     EXPECT_EQ(told.start, meant.start);
     EXPECT_EQ(told.logits_rows, meant.logits_rows);
     EXPECT_EQ(told.decode, meant.decode);
+    EXPECT_EQ(told.replica, meant.replica);
     ASSERT_EQ(told.policy == nullptr, meant.policy == nullptr);
     if (told.policy != nullptr) {
       EXPECT_EQ(*told.policy, *meant.policy);
