@@ -30,6 +30,9 @@ class Channel {
     // A well-formed envelope of our version. Malformed, oversized and foreign-version messages are
     // dropped and counted before they get here.
     virtual void OnMessage(PeerId peer, proto::Envelope envelope) = 0;
+    // The connection to a peer that this end connected to, and that was there, has broken, as it
+    // does at once when the peer's process ends. It is being made anew meanwhile.
+    virtual void OnDisconnected(PeerId peer) { static_cast<void>(peer); }
   };
 
   virtual ~Channel() = default;

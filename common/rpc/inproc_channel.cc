@@ -93,6 +93,15 @@ InProcChannel::~InProcChannel() {
     network_.bound_.erase(options_.bind);
   }
   core_->handler = nullptr;
+  for (const auto& [id, peer] : core_->peers) {
+    std::shared_ptr<InProcCore> remote = peer.remote.lock();
+    if (remote == nullptr) continue;
+    remote->loop.Post([remote, to_us = peer.remote_peer] {
+      if (remote->handler != nullptr && remote->peers.contains(to_us)) {
+        remote->handler->OnDisconnected(to_us);
+      }
+    });
+  }
   core_->peers.clear();
   core_->inbound.clear();
 }

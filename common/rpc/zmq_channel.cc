@@ -122,8 +122,9 @@ class ZmqChannel::Io {
     std::shared_ptr<void> slot = nullptr;  // Counts the message as under way while it lives.
   };
   struct Peer {
-    std::unique_ptr<zmq::socket_t> dealer;  // Of a peer we connected to,
-    std::string routing_id;                 // or of one that wrote to us.
+    std::unique_ptr<zmq::socket_t> dealer;   // Of a peer we connected to,
+    std::unique_ptr<zmq::socket_t> monitor;  // which says here what becomes of its connection;
+    std::string routing_id;                  // or of one that wrote to us.
     uint64_t last_heard = 0;
     std::deque<Command> waiting;  // What the socket did not take yet.
   };
@@ -156,6 +157,7 @@ class ZmqChannel::Io {
         short events = static_cast<short>(room ? ZMQ_POLLIN : 0);
         if (!peer.waiting.empty()) events = static_cast<short>(events | ZMQ_POLLOUT);
         items.push_back({peer.dealer->handle(), 0, events, 0});
+        items.push_back({peer.monitor->handle(), 0, ZMQ_POLLIN, 0});
       }
       // A ROUTER has no event for "this one peer takes messages again": look again soon. The same
       // when the handler is behind.
@@ -168,12 +170,14 @@ class ZmqChannel::Io {
       RunCommands();
       for (auto& [id, peer] : peers_) Flush(peer);
       ForgetGone();
-      if (!room) continue;
       if ((items[1].revents & ZMQ_POLLIN) != 0) ReadRouter();
       for (size_t i = 0; i < dealers.size(); ++i) {
-        if ((items[i + 2].revents & ZMQ_POLLIN) == 0) continue;
         auto it = peers_.find(dealers[i]);
-        if (it != peers_.end()) ReadDealer(it->first, *it->second.dealer);
+        if (it == peers_.end()) continue;
+        if ((items[2 * i + 2].revents & ZMQ_POLLIN) != 0) ReadDealer(it->first, *it->second.dealer);
+        if ((items[2 * i + 3].revents & ZMQ_POLLIN) != 0) {
+          ReadMonitor(it->first, *it->second.monitor);
+        }
       }
     }
     RunCommands();
@@ -212,6 +216,12 @@ class ZmqChannel::Io {
     peer.dealer->set(zmq::sockopt::reconnect_ivl_max, 2000);
     // Messages wait in our bounded queue, not in ZeroMQ's, until there is a connection.
     peer.dealer->set(zmq::sockopt::immediate, true);
+    const std::string monitor = absl::StrCat("inproc://monitor-", id);
+    LYNX_CHECK(zmq_socket_monitor(peer.dealer->handle(), monitor.c_str(), ZMQ_EVENT_DISCONNECTED) ==
+               0);
+    peer.monitor = std::make_unique<zmq::socket_t>(context_, zmq::socket_type::pair);
+    peer.monitor->set(zmq::sockopt::linger, 0);
+    peer.monitor->connect(monitor);
     try {
       peer.dealer->connect("tcp://" + endpoint);
     } catch (const zmq::error_t& error) {
@@ -269,6 +279,22 @@ class ZmqChannel::Io {
       DropRest(dealer, message);
       Deliver(id, message, single);
     }
+  }
+
+  // Each event is two parts, of which only that it came matters.
+  void ReadMonitor(PeerId id, zmq::socket_t& monitor) {
+    zmq::message_t event;
+    bool disconnected = false;
+    while (monitor.recv(event, zmq::recv_flags::dontwait)) {
+      DropRest(monitor, event);
+      disconnected = true;
+    }
+    if (!disconnected) return;
+    shared_->loop.Post([shared = shared_, id] {
+      if (shared->handler != nullptr && shared->peers.contains(id)) {
+        shared->handler->OnDisconnected(id);
+      }
+    });
   }
 
   void ReadRouter() {

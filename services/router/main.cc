@@ -102,6 +102,7 @@ NodeRegistry::Options RegistryOptions(const RouterConfig& config, const ModelInf
   options.resolve_interval = config.resolve_interval;
   options.table.suspect_after = config.suspect_after;
   options.table.gone_after = config.gone_after;
+  options.table.reconnect_grace = config.reconnect_grace;
   options.table.model_name = config.served_model_names.front();
   options.table.vocab_size = info.vocab_size;
   options.table.experts = info.experts;

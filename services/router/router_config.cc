@@ -158,6 +158,10 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                     "silence after which a node gets no new work; 0: three heartbeats");
   flags.AddDuration("gone-after", &config.gone_after, {},
                     "silence after which a node's sequences are given up; 0: ten heartbeats");
+  flags.AddDuration("reconnect-grace", &config.reconnect_grace,
+                    {absl::ZeroDuration(), absl::Minutes(10)},
+                    "how long a node whose connection broke may be silent before its sequences are "
+                    "given up");
   flags.AddDuration("resolve-interval", &config.resolve_interval,
                     {absl::Milliseconds(100), absl::Hours(24)},
                     "time between look-ups of the nodes' names");

@@ -50,6 +50,7 @@ struct RouterConfig {
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
   absl::Duration suspect_after = absl::ZeroDuration();
   absl::Duration gone_after = absl::ZeroDuration();
+  absl::Duration reconnect_grace = absl::Milliseconds(500);
   absl::Duration resolve_interval = absl::Seconds(10);
   absl::Duration stream_heartbeat = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(45);

@@ -222,10 +222,7 @@ void NodeRegistry::Heartbeat() {
   const absl::Time now = loop_.Now();
   for (size_t i = 0; i < sources_.size(); ++i) Resolve(i);
 
-  std::vector<NodeTable::Event> events;
-  table_.Tick(now, events);
-  Apply(events);
-  events.clear();
+  ApplyTimeouts();
 
   std::vector<std::string> unlisted;
   for (auto& [endpoint, connection] : connections_) {
@@ -238,18 +235,9 @@ void NodeRegistry::Heartbeat() {
       HangUp(connection);
       Dial(endpoint, connection);
     }
-    if (connection.peer == 0) continue;
-    // A node that restarted does not know the incarnation it had: once an answer is missing, ask
-    // whoever is there.
-    proto::Envelope ping;
-    proto::Ping& body = *ping.mutable_ping();
-    if (member->id != 0) listener_->ListSequences(member->id, body);
-    ping.set_sender(options_.incarnation);
-    ping.set_receiver(connection.ping_unanswered ? 0 : member->incarnation);
-    ping.set_membership(member->id);
-    connection.ping_unanswered = true;
-    channel_.Send(connection.peer, std::move(ping)).IgnoreError();  // Silence is what counts.
+    if (connection.peer != 0) Ping(connection, *member);
   }
+  std::vector<NodeTable::Event> events;
   for (const std::string& endpoint : unlisted) {
     telemetry::LogInfo("node left the configuration", {{"endpoint", endpoint}});
     table_.Remove(endpoint, events);
@@ -258,6 +246,46 @@ void NodeRegistry::Heartbeat() {
   }
   Refresh();
   timer_ = loop_.RunAfter(options_.heartbeat_interval, [this] { Heartbeat(); });
+}
+
+void NodeRegistry::Ping(Connection& connection, const Member& member) {
+  // A node that restarted does not know the incarnation it had: once an answer is missing, ask
+  // whoever is there.
+  proto::Envelope ping;
+  proto::Ping& body = *ping.mutable_ping();
+  if (member.id != 0) listener_->ListSequences(member.id, body);
+  ping.set_sender(options_.incarnation);
+  ping.set_receiver(connection.ping_unanswered ? 0 : member.incarnation);
+  ping.set_membership(member.id);
+  connection.ping_unanswered = true;
+  channel_.Send(connection.peer, std::move(ping)).IgnoreError();  // Silence is what counts.
+}
+
+void NodeRegistry::ApplyTimeouts() {
+  std::vector<NodeTable::Event> events;
+  table_.Tick(loop_.Now(), events);
+  Apply(events);
+}
+
+void NodeRegistry::OnDisconnected(rpc::PeerId peer) {
+  auto it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  const std::string endpoint = it->second;
+  std::vector<NodeTable::Event> events;
+  table_.OnDisconnected(endpoint, loop_.Now(), events);
+  Apply(events);
+  Refresh();
+  const Member* member = table_.FindEndpoint(endpoint);
+  if (member->id == 0) return;
+  // Who lives answers this as soon as the connection is back.
+  Connection& connection = connections_.at(endpoint);
+  connection.ping_unanswered = true;
+  Ping(connection, *member);
+  loop_.RunAfter(options_.table.reconnect_grace, [this, alive = alive_] {
+    if (!*alive) return;
+    ApplyTimeouts();
+    Refresh();
+  });
 }
 
 void NodeRegistry::Resolve(size_t index) {

@@ -81,6 +81,7 @@ class NodeRegistry final : public rpc::Channel::Handler {
   const std::string& not_ready_reason() const { return reason_; }
 
   void OnMessage(rpc::PeerId peer, proto::Envelope envelope) override;
+  void OnDisconnected(rpc::PeerId peer) override;
 
  private:
   struct Source {  // One configured name.
@@ -105,6 +106,8 @@ class NodeRegistry final : public rpc::Channel::Handler {
                telemetry::Registry& metrics);
 
   void Heartbeat();
+  void Ping(Connection& connection, const Member& member);
+  void ApplyTimeouts();
   void Resolve(size_t source);
   void OnResolved(size_t source, absl::StatusOr<std::vector<std::string>> addresses);
   void AddEndpoint(const std::string& endpoint, proto::Role role);

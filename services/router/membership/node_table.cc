@@ -118,11 +118,21 @@ bool NodeTable::OnStatus(const std::string& endpoint, Incarnation incarnation,
   member.detail = std::move(mismatch);
   member.status = status;
   member.last_heard = now;
+  member.disconnected = absl::InfiniteFuture();
   if (joined || changed) {
     events.push_back({joined ? Event::kJoined : Event::kChanged, member.id, endpoint, member.role,
                       member.state, member.detail});
   }
   return true;
+}
+
+void NodeTable::OnDisconnected(const std::string& endpoint, absl::Time now,
+                               std::vector<Event>& events) {
+  auto it = members_.find(endpoint);
+  if (it == members_.end() || it->second.id == 0) return;
+  Member& member = it->second;
+  member.disconnected = std::min(member.disconnected, now);
+  if (member.state == MemberState::kReady) Suspect(member, events);
 }
 
 void NodeTable::OnLost(NodeId id, std::string detail, std::vector<Event>& events) {
@@ -138,14 +148,21 @@ void NodeTable::Tick(absl::Time now, std::vector<Event>& events) {
   for (auto& [endpoint, member] : members_) {
     if (member.id == 0) continue;
     member.last_heard = std::min(now, member.last_heard + slept);
+    member.disconnected += slept;
     const absl::Duration silence = now - member.last_heard;
-    if (silence >= options_.gone_after) {
+    if (now - member.disconnected >= options_.reconnect_grace) {
+      Leave(member, "closed its connection and has not come back", events);
+    } else if (silence >= options_.gone_after) {
       Leave(member, absl::StrCat("has not answered for ", absl::FormatDuration(silence)), events);
     } else if (silence >= options_.suspect_after && member.state == MemberState::kReady) {
-      member.state = MemberState::kSuspect;
-      events.push_back({Event::kChanged, member.id, endpoint, member.role, member.state, ""});
+      Suspect(member, events);
     }
   }
+}
+
+void NodeTable::Suspect(Member& member, std::vector<Event>& events) {
+  member.state = MemberState::kSuspect;
+  events.push_back({Event::kChanged, member.id, member.endpoint, member.role, member.state, ""});
 }
 
 const Member* NodeTable::Find(NodeId id) const {
@@ -226,6 +243,7 @@ void NodeTable::Leave(Member& member, std::string detail, std::vector<Event>& ev
   member.state = MemberState::kGone;
   member.detail = std::move(detail);
   member.incarnation = 0;
+  member.disconnected = absl::InfiniteFuture();
   if (id == 0) return;
   endpoints_.erase(id);
   events.push_back(

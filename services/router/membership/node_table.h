@@ -37,6 +37,8 @@ struct Member {
   Incarnation incarnation = 0;
   proto::NodeStatus status;  // Last one heard; meaningful while id != 0.
   absl::Time last_heard = absl::InfinitePast();
+  // When its connection broke, if nothing was heard since.
+  absl::Time disconnected = absl::InfiniteFuture();
   std::string detail;  // Why gone or refused; for people.
 };
 
@@ -53,6 +55,8 @@ class NodeTable {
   struct Options {
     absl::Duration suspect_after = absl::Milliseconds(1500);  // Since last heard.
     absl::Duration gone_after = absl::Seconds(5);             // Since last heard; > suspect_after.
+    // Since its connection broke, which a process that ends does at once.
+    absl::Duration reconnect_grace = absl::Milliseconds(500);
     // What the router itself was started with; an empty name or a 0 is not compared.
     std::string model_name = {};
     int32_t vocab_size = 0;
@@ -88,6 +92,10 @@ class NodeTable {
   bool OnStatus(const std::string& endpoint, Incarnation incarnation,
                 const proto::NodeStatus& status, absl::Time now, std::vector<Event>& events);
 
+  // The connection to the endpoint broke: the node there is given no new work until it is heard
+  // again, and has until reconnect_grace.
+  void OnDisconnected(const std::string& endpoint, absl::Time now, std::vector<Event>& events);
+
   // The node is given up before its heartbeats say so (its queue is full, for example).
   void OnLost(NodeId id, std::string detail, std::vector<Event>& events);
 
@@ -110,6 +118,7 @@ class NodeTable {
                                         const std::string& compatibility_hash = "") const;
 
  private:
+  static void Suspect(Member& member, std::vector<Event>& events);
   void Leave(Member& member, std::string detail, std::vector<Event>& events);
   std::string Mismatch(const Member& member, const proto::NodeStatus& status) const;
 

@@ -28,8 +28,10 @@ struct Inbox final : Channel::Handler {
     peers.push_back(peer);
     sequences.push_back(envelope.cancel().sequence());
   }
+  void OnDisconnected(PeerId peer) override { disconnected.push_back(peer); }
   std::vector<PeerId> peers;
   std::vector<uint64_t> sequences;
+  std::vector<PeerId> disconnected;
 };
 
 proto::Envelope Cancel(uint64_t sequence) {
@@ -114,6 +116,29 @@ TEST_F(InProcChannelTest, ARestartedNodeIsReachedByTheSamePeerAndSeesANewOne) {
   loop_.RunDue();
   EXPECT_THAT(first.sequences, ElementsAre(1));
   EXPECT_THAT(second.sequences, ElementsAre(4));
+}
+
+TEST_F(InProcChannelTest, WhoConnectedHearsThatTheOtherEndIsGone) {
+  auto node = New("node");
+  auto router = New("");
+  auto stranger = New("");
+  Inbox inbox;
+  Inbox other;
+  node->Start(inbox);
+  router->Start(inbox);
+  stranger->Start(other);
+  const PeerId to_node = router->Connect("node").value();
+  stranger->Connect("node").value();  // Has not said a word: there is no connection yet.
+  const PeerId forgotten = router->Connect("node").value();
+  EXPECT_THAT(router->Send(to_node, Cancel(1)), IsOk());
+  EXPECT_THAT(router->Send(forgotten, Cancel(2)), IsOk());
+  loop_.RunDue();
+  router->Disconnect(forgotten);
+  node.reset();
+  EXPECT_THAT(inbox.disconnected, IsEmpty()) << "told inside the destructor";
+  loop_.RunDue();
+  EXPECT_THAT(inbox.disconnected, ElementsAre(to_node));
+  EXPECT_THAT(other.disconnected, IsEmpty());
 }
 
 TEST_F(InProcChannelTest, AMessageWithoutAKnownBodyIsDroppedAndCounted) {

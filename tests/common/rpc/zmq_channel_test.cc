@@ -41,12 +41,28 @@ class Inbox final : public Channel::Handler {
     return std::make_unique<std::pair<PeerId, proto::Envelope>>(messages_[read_++]);
   }
 
+  void OnDisconnected(PeerId peer) override {
+    MutexLock lock(mu_);
+    disconnected_.push_back(peer);
+    arrived_.NotifyAll();
+  }
+  // Waits for the first; 0 when none comes.
+  PeerId Disconnected() {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    MutexLock lock(mu_);
+    while (disconnected_.empty()) {
+      if (!arrived_.WaitUntil(mu_, deadline) && disconnected_.empty()) return 0;
+    }
+    return disconnected_.front();
+  }
+
   Channel* echo = nullptr;  // Answers every message with itself.
 
  private:
   Mutex mu_;
   CondVar arrived_;
   std::vector<std::pair<PeerId, proto::Envelope>> messages_;
+  std::vector<PeerId> disconnected_;
   size_t read_ = 0;
 };
 
@@ -132,6 +148,25 @@ TEST(ZmqChannelTest, ANodeThatComesBackOnItsPortIsReachedByTheSamePeer) {
     message = node->inbox.Next(std::chrono::milliseconds(100));
   }
   EXPECT_NE(message, nullptr);
+}
+
+TEST(ZmqChannelTest, WhoConnectedHearsThatTheOtherEndIsGone) {
+  auto gone = std::make_unique<End>(ZmqChannel::Options{.bind = "127.0.0.1:0"});
+  End stays({.bind = "127.0.0.1:0"});
+  End router({});
+  for (End* node : {gone.get(), &stays}) {
+    node->inbox.echo = node->channel.get();
+    node->Start();
+  }
+  router.Start();
+  const PeerId to_stays = router.Connect(stays.channel->endpoint());
+  const PeerId to_gone = router.Connect(gone->channel->endpoint());
+  for (const PeerId peer : {to_stays, to_gone}) {
+    ASSERT_TRUE(router.Send(peer, 1).ok());
+    ASSERT_NE(router.inbox.Next(), nullptr);
+  }
+  gone.reset();
+  EXPECT_EQ(router.inbox.Disconnected(), to_gone);
 }
 
 TEST(ZmqChannelTest, AQueueThatNobodyEmptiesIsBounded) {

@@ -27,6 +27,12 @@ class FakeNetwork final : public rpc::Channel {
   void Plug(const std::string& endpoint, Node node) { nodes_[endpoint] = std::move(node); }
   void Unplug(const std::string& endpoint) { nodes_.erase(endpoint); }
   void set_fault(Fault fault) { fault_ = std::move(fault); }
+  // The router's connection to `endpoint` breaks.
+  void Break(const std::string& endpoint) {
+    for (const auto& [peer, at] : peers_) {
+      if (at == endpoint) return handler_->OnDisconnected(peer);
+    }
+  }
   // Sends fail with this at `endpoint`; OK: no longer.
   void set_send_error(const std::string& endpoint, absl::Status error) {
     send_errors_[endpoint] = std::move(error);

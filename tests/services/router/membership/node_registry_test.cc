@@ -198,6 +198,42 @@ TEST_F(NodeRegistryTest, SilentEndpointsAreDialledAnewEverLessOften) {
   EXPECT_TRUE(registry_->ready()) << "a dialled connection needs no new dial to work";
 }
 
+TEST_F(NodeRegistryTest, ANodeThatEndsIsGivenUpSoonerThanOneThatIsSilent) {
+  PlugNode("10.0.0.1:1", proto::ROLE_PREFILL, 11);
+  PlugNode("10.0.0.2:1", proto::ROLE_DECODE, 22);
+  Make({"10.0.0.1:1"}, {"10.0.0.2:1"});
+  loop_.RunDue();
+  ASSERT_TRUE(registry_->ready());
+  network_.Unplug("10.0.0.2:1");
+  network_.Break("10.0.0.2:1");
+  EXPECT_FALSE(registry_->ready()) << "no new work meanwhile";
+  loop_.Advance(absl::Milliseconds(499));
+  EXPECT_THAT(recorder_.gone, ::testing::IsEmpty());
+  loop_.Advance(absl::Milliseconds(1));
+  ASSERT_EQ(recorder_.gone.size(), 1u);
+  EXPECT_THAT(recorder_.gone[0].second, HasSubstr("10.0.0.2:1 closed its connection"));
+}
+
+// It does not wait for the next heartbeat to be asked.
+TEST_F(NodeRegistryTest, ANodeWhoseConnectionBrokeIsAskedAtOnce) {
+  PlugNode("10.0.0.1:1", proto::ROLE_PREFILL, 11);
+  PlugNode("10.0.0.2:1", proto::ROLE_DECODE, 22);
+  Make({"10.0.0.1:1"}, {"10.0.0.2:1"});
+  loop_.RunDue();
+  network_.Break("10.0.0.2:1");
+  loop_.RunDue();
+  EXPECT_TRUE(registry_->ready()) << registry_->not_ready_reason();
+  network_.Break("10.0.0.2:1");
+  PlugNode("10.0.0.2:1", proto::ROLE_DECODE, 23);  // Another process by now.
+  network_.Break("10.0.0.2:1");
+  loop_.RunDue();
+  ASSERT_EQ(recorder_.gone.size(), 1u);
+  EXPECT_EQ(registry_->nodes().FindEndpoint("10.0.0.2:1")->incarnation, 23u);
+  loop_.Advance(absl::Seconds(5));
+  EXPECT_EQ(recorder_.gone.size(), 1u);
+  EXPECT_TRUE(registry_->ready());
+}
+
 TEST_F(NodeRegistryTest, OnlyThePresentIncarnationIsHeard) {
   PlugNode("10.0.0.1:1", proto::ROLE_DECODE, 22);
   Make({}, {"10.0.0.1:1"});

@@ -169,6 +169,49 @@ TEST_F(NodeTableTest, SilenceMakesSuspectThenGone) {
   EXPECT_NE(events[0].id, id);
 }
 
+TEST_F(NodeTableTest, ABrokenConnectionMakesSuspectAtOnceThenGone) {
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  const NodeId id = table_.FindEndpoint("d:1")->id;
+  std::vector<Event> events;
+  table_.OnDisconnected("d:1", clock_.Now(), events);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].state, MemberState::kSuspect);
+  EXPECT_THAT(After(absl::Milliseconds(499)), SizeIs(0));
+  table_.OnDisconnected("d:1", clock_.Now(), events);  // Again, without a word in between.
+  EXPECT_THAT(events, SizeIs(1)) << "nothing new";
+  events = After(absl::Milliseconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].kind, Event::kGone);
+  EXPECT_EQ(events[0].id, id);
+  EXPECT_THAT(events[0].detail, HasSubstr("closed its connection"));
+}
+
+TEST_F(NodeTableTest, ANodeThatIsHeardOnItsNewConnectionStays) {
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  const NodeId id = table_.FindEndpoint("d:1")->id;
+  std::vector<Event> events;
+  table_.OnDisconnected("d:1", clock_.Now(), events);
+  After(absl::Milliseconds(400));
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  EXPECT_EQ(table_.FindEndpoint("d:1")->state, MemberState::kReady);
+  EXPECT_THAT(After(absl::Milliseconds(1499)), SizeIs(0));
+  EXPECT_EQ(table_.FindEndpoint("d:1")->id, id);
+}
+
+TEST_F(NodeTableTest, ABrokenConnectionIsNotHeldAgainstTheNextNodeThere) {
+  Hear("d:1", 22, Status(proto::ROLE_DECODE));
+  std::vector<Event> events;
+  table_.OnDisconnected("d:1", clock_.Now(), events);
+  After(absl::Milliseconds(400));
+  Hear("d:1", 23, Status(proto::ROLE_DECODE));
+  EXPECT_THAT(After(absl::Milliseconds(500)), SizeIs(0));
+  // Nor is it news that nobody answers where nobody did.
+  events.clear();
+  table_.OnDisconnected("p:1", clock_.Now(), events);
+  table_.OnDisconnected("unknown:1", clock_.Now(), events);
+  EXPECT_THAT(events, SizeIs(0));
+}
+
 TEST_F(NodeTableTest, ANewIncarnationReplacesTheOldOneAtOnceAndForGood) {
   Hear("d:1", 22, Status(proto::ROLE_DECODE));
   const NodeId old_id = table_.FindEndpoint("d:1")->id;
