@@ -2,6 +2,8 @@ option(LYNX_BUILD_TESTS "Build the tests" ON)
 option(LYNX_WARNINGS_AS_ERRORS "Fail the build on a warning; on in CI, off on a user's machine" OFF)
 set(LYNX_CUDA AUTO CACHE STRING "Build the CUDA plug-in: ON, OFF, or AUTO, where CUDA and NCCL are found")
 set_property(CACHE LYNX_CUDA PROPERTY STRINGS AUTO ON OFF)
+# Machine code for each, and for what comes after the last one PTX.
+set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100-real;120" CACHE STRING "GPUs to build kernels for")
 set(LYNX_SANITIZER "" CACHE STRING "'address' (with UBSan), 'thread' or empty")
 set_property(CACHE LYNX_SANITIZER PROPERTY STRINGS "" address thread)
 

@@ -106,6 +106,8 @@ absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace
     case Backend::kCpu:
       RunItems(args, workspace, ctx);
       break;
+    case Backend::kCuda:
+      return DeviceStatus("LatentAttention", kNoKernel);
   }
   return absl::OkStatus();
 }

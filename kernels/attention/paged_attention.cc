@@ -129,6 +129,8 @@ absl::Status PagedAttention(const PagedAttentionArgs& args, AttentionWorkspace& 
     case Backend::kCpu:
       RunItems(args, workspace, ctx);
       break;
+    case Backend::kCuda:
+      return DeviceStatus("PagedAttention", kNoKernel);
   }
   return absl::OkStatus();
 }

@@ -43,6 +43,8 @@ absl::Status Cast(const CastArgs& args, const ExecContext& ctx) {
               [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
       break;
     }
+    case Backend::kCuda:
+      return DeviceStatus("Cast", kNoKernel);
   }
   return absl::OkStatus();
 }

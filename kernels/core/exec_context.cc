@@ -12,6 +12,8 @@ std::string_view Name(Backend backend) {
       return "reference";
     case Backend::kCpu:
       return "cpu";
+    case Backend::kCuda:
+      return "cuda";
   }
   return "?";
 }
@@ -34,7 +36,24 @@ absl::Status CheckUsable(const ExecContext& ctx) {
     return absl::UnavailableError(
         absl::StrCat("this machine has no ", std::string(Name(ctx.isa)), " instructions"));
   }
+  if (ctx.backend == Backend::kCuda && ctx.device == nullptr) {
+    return absl::UnavailableError("no GPU was opened");
+  }
   return absl::OkStatus();
+}
+
+absl::Status DeviceStatus(std::string_view operation, int cuda_error) {
+  const std::string name(operation);
+  switch (cuda_error) {
+    case 0:
+      return absl::OkStatus();
+    case kNoKernel:
+      return absl::UnimplementedError(absl::StrCat(name, ": no kernel for GPUs"));
+    case kScratchTooSmall:
+      return absl::ResourceExhaustedError(absl::StrCat(name, ": too little scratch memory"));
+    default:
+      return absl::InternalError(absl::StrCat(name, ": cudaError ", cuda_error));
+  }
 }
 
 }  // namespace lynx::kernels

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/core/isa.h"  // IWYU pragma: export
+#include "kernels/core/device_kernels.h"  // IWYU pragma: export
+#include "kernels/core/isa.h"             // IWYU pragma: export
 #include "kernels/core/thread_team.h"
 
 namespace lynx::kernels {
 
-// Who computes. kReference is the formula in double precision, for tests; kCpu is what serves.
-enum class Backend : uint8_t { kReference, kCpu };
+// Who computes. kReference is the formula in double precision, for tests; kCpu and kCuda serve.
+enum class Backend : uint8_t { kReference, kCpu, kCuda };
 
 std::string_view Name(Backend backend);
 
@@ -31,10 +32,27 @@ struct ExecContext {
   ThreadTeam* team = nullptr;  // Null: on the calling thread alone.
   // Unless null: matrix products add the bytes of packed weights that they read from memory.
   std::atomic<int64_t>* streamed_bytes = nullptr;
+  // Of kCuda, which needs it: whose kernels, and where. Arguments then are in device memory, and an
+  // operation returns as soon as it is queued.
+  const DeviceKernels* device = nullptr;
+  DeviceQueue queue = {};
 };
 
 // Unavailable when this machine cannot run `ctx`.
 absl::Status CheckUsable(const ExecContext& ctx);
+
+// What the operation of that name answers once `queue_work`, its entry of DeviceKernels, was
+// called.
+//   Unimplemented      the entry is null.
+//   ResourceExhausted  the scratch memory is too small.
+//   Internal           the launch was refused, or an earlier one of the device failed: give it up.
+absl::Status DeviceStatus(std::string_view operation, int cuda_error);
+template <typename Args>
+absl::Status QueueOnDevice(std::string_view operation,
+                           int (*queue_work)(const Args&, const DeviceQueue&), const Args& args,
+                           const ExecContext& ctx) {
+  return DeviceStatus(operation, queue_work == nullptr ? kNoKernel : queue_work(args, ctx.queue));
+}
 
 // Runs fn(i) for i in [0, items) on the team of `ctx`, or here.
 template <typename Fn>

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device_kernels.h"
 #include "kernels/cuda/nccl_communicator.h"
 
 namespace lynx::cuda {
@@ -19,6 +20,15 @@ class CudaPlugin final : public Plugin {
     LYNX_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "counting GPUs"));
     if (count == 0) return absl::UnavailableError("no GPU");
     return count;
+  }
+
+  const kernels::DeviceKernels& Kernels() override {
+#if defined(LYNX_CUDA_KERNELS)
+    return cuda::Kernels();
+#else
+    static constexpr kernels::DeviceKernels kNone;
+    return kNone;
+#endif
   }
 
   absl::StatusOr<std::unique_ptr<collective::Communicator>> ConnectRanks(

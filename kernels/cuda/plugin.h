@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "common/collective/communicator.h"
 #include "common/collective/rendezvous.h"
+#include "kernels/core/device_kernels.h"
 
 namespace lynx::cuda {
 
@@ -29,6 +30,10 @@ class Plugin {
   //   Unavailable  there is no driver, none that fits, or no GPU; says which.
   virtual absl::StatusOr<int> Devices() = 0;
 
+  // The operations of ExecContext::device, of the plug-in. All null where it was built without
+  // nvcc.
+  virtual const kernels::DeviceKernels& Kernels() = 0;
+
   // Connects to all other ranks over NCCL, which do the same. Blocks.
   //   InvalidArgument   rank or size out of range.
   //   AlreadyExists     another process is this rank.
@@ -39,7 +44,7 @@ class Plugin {
 };
 
 // To be raised with every change of what is above or of what it uses.
-inline constexpr uint32_t kPluginVersion = 1;
+inline constexpr uint32_t kPluginVersion = 2;
 
 // What the plug-in says of itself before anything else of it is used, in plain C.
 struct PluginEntry {

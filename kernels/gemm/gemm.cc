@@ -84,6 +84,8 @@ absl::Status Gemm(std::span<const GemmArgs> products, const ExecContext& ctx) {
       });
       break;
     }
+    case Backend::kCuda:
+      return DeviceStatus("Gemm", kNoKernel);
   }
   return absl::OkStatus();
 }

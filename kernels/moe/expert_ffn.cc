@@ -254,6 +254,8 @@ absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
     case Backend::kCpu:
       RunOnCpu(args, workspace, ctx);
       break;
+    case Backend::kCuda:
+      return DeviceStatus("ExpertFfn", kNoKernel);
   }
   return absl::OkStatus();
 }

@@ -43,6 +43,9 @@ absl::Status RmsNorm(const RmsNormArgs& args, const ExecContext& ctx) {
               [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
       break;
     }
+    case Backend::kCuda:
+      if (args.rows == 0) break;
+      return QueueOnDevice("RmsNorm", ctx.device->rms_norm, args, ctx);
   }
   return absl::OkStatus();
 }

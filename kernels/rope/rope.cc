@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kElementsPerItem = 16384;  // About 2 us: below that a hand-over costs more.
 
-absl::Status Validate(const RopeArgs& args) {
+absl::Status Validate(const RopeArgs& args, Backend backend) {
   if (args.rows < 0 || args.heads <= 0 || args.rotary_dim <= 0 || args.rotary_dim % 2 != 0 ||
       args.head_stride < args.rotary_dim ||
       args.x_stride < (args.heads - 1) * args.head_stride + args.rotary_dim ||
@@ -21,6 +21,7 @@ absl::Status Validate(const RopeArgs& args) {
                      args.rotary_dim, ", head_stride ", args.head_stride, ", x_stride ",
                      args.x_stride, ", table_positions ", args.table_positions));
   }
+  if (backend == Backend::kCuda) return absl::OkStatus();  // What is on the device cannot be seen.
   for (int64_t r = 0; r < args.rows; ++r) {
     if (args.positions[r] < 0 || args.positions[r] >= args.table_positions) {
       return absl::InvalidArgumentError(absl::StrCat("Rope: position ", args.positions[r],
@@ -34,7 +35,7 @@ absl::Status Validate(const RopeArgs& args) {
 }  // namespace
 
 absl::Status Rope(const RopeArgs& args, const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args));
+  LYNX_RETURN_IF_ERROR(Validate(args, ctx.backend));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   switch (ctx.backend) {
     case Backend::kReference:
@@ -47,6 +48,9 @@ absl::Status Rope(const RopeArgs& args, const ExecContext& ctx) {
               [&](int64_t i) { body(args, i * chunk, std::min(args.rows, (i + 1) * chunk)); });
       break;
     }
+    case Backend::kCuda:
+      if (args.rows == 0) break;
+      return QueueOnDevice("Rope", ctx.device->rope, args, ctx);
   }
   return absl::OkStatus();
 }

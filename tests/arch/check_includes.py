@@ -37,6 +37,11 @@ PACKAGES = {
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.M)
 
 
+# Code for GPUs, wherever its operation stands: CUDA is free there, and what nvcc need not read is not.
+DEVICE_SUFFIXES = (".cu", ".cuh")
+NOT_ON_DEVICES = {"absl", "google"}
+
+
 def read_table(text):
     body = text.split("<!-- dependency-table -->")[1].split("<!-- /dependency-table -->")[0]
     rows = {}
@@ -97,6 +102,7 @@ def check(root):
         target = target_of(name)
         allowed = closure(rows, target, targets)
         packages = row_of(rows, target)[1]
+        on_device = file.suffix in DEVICE_SUFFIXES
         for quote, include in INCLUDE.findall(file.read_text()):
             first = include.split("/")[0]
             if first in ("common", "kernels", "services"):
@@ -105,6 +111,10 @@ def check(root):
                     problems.append(f"{name}: includes {include}, but {target} may not use {other}")
             elif first == "tests":
                 problems.append(f"{name}: product code includes {include}")
+            elif on_device and first in NOT_ON_DEVICES:
+                problems.append(f"{name}: code for GPUs includes {include}")
+            elif on_device and PACKAGES.get(first) == "cuda":
+                continue
             elif first in PACKAGES and PACKAGES[first] not in packages:
                 problems.append(
                     f"{name}: includes {include}, but {target} may not use {PACKAGES[first]}")
@@ -133,6 +143,9 @@ def self_test():
         ("common/kv/a.h", '#include "tests/support/x.h"'): "product code includes",
         ("common/kv/a.h", '#include "b.h"'): "path from the root",
         ("common/odd/a.h", ""): "no line in the table",
+        ("common/kv/a.cuh", "#include <cuda_runtime.h>"): None,
+        ("common/kv/a.h", "#include <cuda_runtime.h>"): "may not use cuda",
+        ("common/kv/a.cu", '#include "absl/status/status.h"'): "code for GPUs includes",
     }
     for (name, include), want in cases.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -32,6 +32,7 @@ inline const std::vector<kernels::ExecContext>& AllContexts() {
 
 inline std::string ContextName(const kernels::ExecContext& ctx) {
   if (ctx.backend == kernels::Backend::kReference) return "reference";
+  if (ctx.backend == kernels::Backend::kCuda) return "cuda_emulated";
   return std::string(kernels::Name(ctx.isa));
 }
 
@@ -51,6 +52,8 @@ class KernelTest : public ::testing::TestWithParam<kernels::ExecContext> {
         << "required backend is not usable";
     GTEST_SKIP() << ContextName(GetParam()) << " is not usable here";
   }
+  // Whether an operation can refuse what its arguments point at: not what is on a device.
+  bool SeesContents() const { return GetParam().backend != kernels::Backend::kCuda; }
   bool IsReference() const { return GetParam().backend == kernels::Backend::kReference; }
   static kernels::ExecContext Reference() { return AllContexts().front(); }
 };

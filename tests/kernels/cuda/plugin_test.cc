@@ -36,6 +36,10 @@ TEST(CudaPluginTest, LoadsWhereThereIsNoDriverToo) {
   }
 }
 
+#if defined(LYNX_CUDA_KERNELS)
+TEST(CudaPluginTest, HasTheKernels) { EXPECT_NE(Loaded().Kernels().rms_norm, nullptr); }
+#endif
+
 TEST(CudaPluginTest, WithoutAGpuNoRanksConnect) {
   collective::MemoryRendezvous rendezvous;
   EXPECT_THAT(Loaded().ConnectRanks({.rank = 0, .size = 1, .device = Gpus()}, rendezvous).status(),

@@ -5,13 +5,14 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/cuda_emulation/emulated_context.h"
 #include "tests/support/kernel_test.h"
 #include "tests/support/tolerance.h"
 
 namespace lynx::kernels {
 namespace {
 
-using ::lynx::testing::AllContexts;
+using ::lynx::testing::AllContextsAndCuda;
 using ::lynx::testing::BitsOf;
 using ::lynx::testing::ContextParamName;
 using ::lynx::testing::Decode;
@@ -144,7 +145,7 @@ TEST_P(RmsNormTest, RefusesShapesItCannotRun) {
   EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Contexts, RmsNormTest, ::testing::ValuesIn(AllContexts()),
+INSTANTIATE_TEST_SUITE_P(Contexts, RmsNormTest, ::testing::ValuesIn(AllContextsAndCuda()),
                          ContextParamName);
 
 }  // namespace

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+
+namespace lynx::kernels {
+
+struct KvWriteArgs;
+struct LatentWriteArgs;
+struct RmsNormArgs;
+struct RopeArgs;
+
+// Where a GPU works: what is queued on one stream runs in order.
+struct DeviceQueue {
+  void* stream = nullptr;        // A cudaStream_t.
+  std::byte* scratch = nullptr;  // Device memory that no other stream uses, aligned to 256.
+  size_t scratch_bytes = 0;
+};
+
+// What else an operation returns, beside the numbers of cudaError_t.
+inline constexpr int kNoKernel = -1;
+inline constexpr int kScratchTooSmall = -2;
+
+// The operations of a GPU. Programs know no CUDA: the table comes from liblynx_cuda.so, or in tests
+// from the same kernels under emulation.
+//
+// Each queues its work and returns at once: 0, or the cudaError_t by which it was refused, or one
+// of the above. Pointers in arguments are to device memory, which must stay as it is until the work
+// is done; sizes were checked, contents cannot be. Null: not there yet.
+struct DeviceKernels {
+  int (*rms_norm)(const RmsNormArgs&, const DeviceQueue&) = nullptr;
+  int (*rope)(const RopeArgs&, const DeviceQueue&) = nullptr;
+  int (*kv_write)(const KvWriteArgs&, const DeviceQueue&) = nullptr;
+  int (*latent_write)(const LatentWriteArgs&, const DeviceQueue&) = nullptr;
+};
+
+}  // namespace lynx::kernels

@@ -1,0 +1,20 @@
+// All kernels for GPUs in one translation unit: compiling the headers of the toolkit costs more
+// than compiling the kernels.
+#include "kernels/cuda/device_kernels.h"
+#include "kernels/kv/kv_write_cuda.cuh"
+#include "kernels/norm/rms_norm_cuda.cuh"
+#include "kernels/rope/rope_cuda.cuh"
+
+namespace lynx::cuda {
+
+const kernels::DeviceKernels& Kernels() {
+  static constexpr kernels::DeviceKernels kKernels = {
+      .rms_norm = &kernels::device::QueueRmsNorm,
+      .rope = &kernels::device::QueueRope,
+      .kv_write = &kernels::device::QueueKvWrite,
+      .latent_write = &kernels::device::QueueLatentWrite,
+  };
+  return kKernels;
+}
+
+}  // namespace lynx::cuda
