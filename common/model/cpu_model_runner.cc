@@ -60,7 +60,7 @@ class CpuModelRunner : public ModelRunner {
              .streamed_bytes = &streamed_bytes_},
         ranks_(options.ranks),
         sum_(options.ranks, max_rows_, spec_.hidden_size),
-        feed_forward_(own_, shard_.experts, options.layout.ep, max_rows_, options.compute_dtype,
+        feed_forward_(own_, options.layout.ep, max_rows_, options.compute_dtype,
                       options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {
@@ -435,7 +435,7 @@ absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
     stats_.expert_bytes_read += active * expert_bytes;
     // Of the experts that all ranks leave out, this rank's share.
     stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes *
-                                 shard_.experts.size() / std::max(1, spec_.experts);
+                                 std::ssize(shard_.experts) / std::max(1, spec_.experts);
     stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
                                 weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
@@ -563,6 +563,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
           {.team = team.get(), .progress = options.load_progress, .consumed = std::move(consumed)});
     }).join();
     LYNX_RETURN_IF_ERROR(weights.status());
+    const auto first = FirstExperts(spec.experts, options.layout);
+    const int32_t rank = options.ranks == nullptr ? 0 : options.ranks->rank();
+    for (LayerWeights& layer : weights->layers) {
+      if (!layer.feed_forward.is_moe()) continue;
+      layer.feed_forward.table =
+          ExpertTable(first, spec.experts, rank / options.layout.expert_tp());
+    }
     return std::make_unique<CpuModelRunner>(options, std::move(spec), shard, std::move(team),
                                             *std::move(weights), identity, std::move(kv));
   } catch (const std::bad_alloc&) {

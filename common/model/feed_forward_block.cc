@@ -11,13 +11,9 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int32_t ep,
-                                   int64_t max_rows, DType compute_dtype,
-                                   RouterOverride* router_override)
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int32_t ep, int64_t max_rows,
+                                   DType compute_dtype, RouterOverride* router_override)
     : spec_(spec),
-      experts_(experts),
-      ep_(ep),
-      expert_parts_(ep > 1 ? ExpertParts(spec.experts, ep) : std::vector<int32_t>()),
       router_override_(router_override),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
@@ -25,9 +21,9 @@ FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ShardRange& expe
                std::max(1, spec.experts_per_token)),
       plan_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
             std::max(1, spec.experts_per_token)),
-      own_ids_(experts.size() == spec.experts
-                   ? 0
-                   : static_cast<size_t>(max_rows * spec.experts_per_token)),
+      chooser_(spec.experts, ep),
+      own_ids_(ep > 1 ? static_cast<size_t>(max_rows * spec.experts_per_token) : 0),
+      own_slot_(static_cast<size_t>(spec.experts)),
       workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
                  spec.hidden_size,
                  std::max({spec.dense_intermediate_size, spec.expert_intermediate_size,
@@ -56,20 +52,20 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
   return sum.End(hidden, rows);
 }
 
-std::span<const int32_t> FeedForwardBlock::OwnIds() {
-  if (own_ids_.empty()) return plan_.ids();
+std::span<const int32_t> FeedForwardBlock::OwnIds(const ExpertTable& table) {
   const std::span<const int32_t> ids = plan_.ids();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const bool own = ids[i] >= experts_.begin && ids[i] < experts_.end;
-    own_ids_[i] = own ? ids[i] - experts_.begin : kernels::kNoExpert;
+  const std::span<const int32_t> active = plan_.active();
+  own_active_ = std::ssize(active);
+  if (own_ids_.empty()) return ids;
+  const std::span<const int32_t> parts = chooser_.Choose(table.placement(), active);
+  own_active_ = 0;
+  for (size_t i = 0; i < active.size(); ++i) {
+    const bool own = parts[i] == table.part();
+    own_slot_[static_cast<size_t>(active[i])] = own ? table.slot_of(active[i]) : kernels::kNoExpert;
+    own_active_ += own ? 1 : 0;
   }
+  for (size_t i = 0; i < ids.size(); ++i) own_ids_[i] = own_slot_[static_cast<size_t>(ids[i])];
   return std::span<const int32_t>(own_ids_).first(ids.size());
-}
-
-int64_t FeedForwardBlock::own_active() const {
-  return std::count_if(plan_.active().begin(), plan_.active().end(), [&](int32_t expert) {
-    return expert >= experts_.begin && expert < experts_.end;
-  });
 }
 
 absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int64_t rows,
@@ -92,13 +88,12 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                      .bias = weights.ranking_bias,
                      .phase = phase,
                      .policies = policies,
-                     .expert_ranks = expert_parts_,
-                     .ranks = ep_},
+                     .placement = own_ids_.empty() ? nullptr : &weights.table.placement()},
                     plan_);
   plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
   return kernels::ExpertFfn({.x = x_.data(),
                              .experts = weights.experts.data(),
-                             .ids = OwnIds().data(),
+                             .ids = OwnIds(weights.table).data(),
                              .weights = plan_.weights().data(),
                              .y = y,
                              .rows = rows,

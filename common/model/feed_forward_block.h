@@ -10,7 +10,7 @@
 #include "common/model/model_weights.h"
 #include "common/model/rank_sum.h"
 #include "common/model/router_override.h"
-#include "common/model/shard_plan.h"
+#include "common/moe/expert_placement.h"
 #include "common/moe/planner.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/moe/expert_ffn.h"
@@ -23,10 +23,10 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class FeedForwardBlock {
  public:
-  // `spec` has the widths of this rank and all experts, of which it holds `experts`, one part of
-  // `ep`. `router_override` may be null. Both outlive this.
-  FeedForwardBlock(const ModelSpec& spec, const ShardRange& experts, int32_t ep, int64_t max_rows,
-                   DType compute_dtype, RouterOverride* router_override);
+  // `spec` has the widths of this rank and all experts, which are dealt out in `ep` parts.
+  // `router_override` may be null. Both outlive this.
+  FeedForwardBlock(const ModelSpec& spec, int32_t ep, int64_t max_rows, DType compute_dtype,
+                   RouterOverride* router_override);
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
   // `policies` (as in moe::RouterInput) say; plan() then tells what it was.
@@ -34,9 +34,10 @@ class FeedForwardBlock {
                    std::span<const moe::Policy* const> policies, float* hidden, RankSum& sum,
                    const kernels::ExecContext& ctx);
 
-  // Of the last MoE layer run, the same on all ranks; and of its active experts this rank's.
+  // Of the last MoE layer run, the same on all ranks; and how many of its active experts this one
+  // computed.
   const moe::RoutingPlan& plan() const { return plan_; }
-  int64_t own_active() const;
+  int64_t own_active() const { return own_active_; }
   float plan_seconds() const { return plan_seconds_; }
 
  private:
@@ -47,22 +48,23 @@ class FeedForwardBlock {
   // One MLP for all rows, by dense_weights_.
   absl::Status RunDense(const kernels::ExpertWeights& mlp, int64_t rows, int64_t intermediate,
                         float* y, const kernels::ExecContext& ctx);
-  // The plan's ids as indices of this rank's experts.
-  std::span<const int32_t> OwnIds();
+  // Chooses who computes each active expert, and returns the plan's ids as slots of this rank where
+  // it is this one.
+  std::span<const int32_t> OwnIds(const ExpertTable& table);
   // Fills dense_weights_ for the shared expert.
   absl::Status WeighShared(const FeedForwardWeights& weights, int64_t rows,
                            const kernels::ExecContext& ctx);
 
   const ModelSpec& spec_;  // Outlives this.
-  const ShardRange experts_;
-  const int32_t ep_;
-  const std::vector<int32_t> expert_parts_;  // [experts]; empty where all are in one part.
   RouterOverride* const router_override_;
   ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;
   moe::RoutingPlan plan_;
-  std::vector<int32_t> own_ids_;  // Empty where the rank has all experts.
+  moe::ReplicaChooser chooser_;
+  std::vector<int32_t> own_ids_;   // Empty where the rank has all experts.
+  std::vector<int32_t> own_slot_;  // [experts] The slot of those that it computes.
+  int64_t own_active_ = 0;
   float plan_seconds_ = 0;
   kernels::ExpertFfnWorkspace workspace_;
   // The plan of an MLP that every row goes through: expert 0, with a weight of the row's.

@@ -49,6 +49,14 @@ int64_t LatentAttentionWeights::bytes() const {
   return bytes;
 }
 
+void FeedForwardWeights::SetBiases(int32_t id, kernels::ExpertWeights& expert) const {
+  const auto of = [id](const std::vector<float>& biases, int64_t each) {
+    return biases.empty() ? nullptr : biases.data() + id * each;
+  };
+  expert.gate_up_bias = of(gate_up_biases, expert.gate_up.out);
+  expert.down_bias = of(down_biases, expert.down.out);
+}
+
 int64_t FeedForwardWeights::fixed_bytes() const {
   return BytesOf(router) + BytesOf(shared_gate) + BytesOf(shared);
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/huge_buffer.h"
+#include "common/model/expert_table.h"
 #include "common/model/model_spec.h"
 #include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
@@ -56,17 +57,22 @@ struct LatentAttentionWeights {
 };
 
 struct FeedForwardWeights {
-  std::vector<float> input_norm;                // [hidden]
-  kernels::Matrix router;                       // [experts, hidden]; null data for a dense layer
-  std::vector<float> router_bias;               // [experts], or empty
-  std::vector<float> ranking_bias;              // [experts], or empty
-  std::vector<kernels::ExpertWeights> experts;  // A dense layer is one expert.
-  // What the experts' biases point into: of all experts one after the other, or empty.
+  std::vector<float> input_norm;    // [hidden]
+  kernels::Matrix router;           // [experts, hidden]; null data for a dense layer
+  std::vector<float> router_bias;   // [experts], or empty
+  std::vector<float> ranking_bias;  // [experts], or empty
+  // Of each slot of `table`; a dense layer is one expert.
+  std::vector<kernels::ExpertWeights> experts;
+  ExpertTable table;
+  // What the experts' biases point into: of all of the layer's experts, whoever holds them, one
+  // after the other; or empty.
   std::vector<float> gate_up_biases, down_biases;
   kernels::ExpertWeights shared;  // Null data without a shared expert.
   kernels::Matrix shared_gate;    // [1, hidden]; null data without a gate
 
   bool is_moe() const { return router.data != nullptr; }
+  // Those of expert `id`, to the weights of its matrices.
+  void SetBiases(int32_t id, kernels::ExpertWeights& expert) const;
   int64_t fixed_bytes() const;   // Of the matrices that every step reads: all but the experts.
   int64_t expert_bytes() const;  // Of one expert.
 };

@@ -1,6 +1,5 @@
 #include "common/model/shard_plan.h"
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -91,17 +90,17 @@ RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t r
   shard.shared_columns = Part(spec.shared_intermediate_size, tp, index);
   const int32_t expert_tp = layout.expert_tp();
   shard.expert_columns = Part(spec.expert_intermediate_size, expert_tp, rank % expert_tp);
-  shard.experts = Part(spec.experts, layout.ep, rank / expert_tp);
+  shard.experts = FirstExperts(spec.experts, layout)[static_cast<size_t>(rank / expert_tp)];
   return shard;
 }
 
-std::vector<int32_t> ExpertParts(int32_t experts, int32_t ep) {
-  std::vector<int32_t> parts(static_cast<size_t>(experts));
-  for (int32_t part = 0; part < ep; ++part) {
-    const ShardRange held = Part(experts, ep, part);
-    std::fill(parts.begin() + held.begin, parts.begin() + held.end, part);
+std::vector<std::vector<int32_t>> FirstExperts(int32_t experts, const ParallelLayout& layout) {
+  std::vector<std::vector<int32_t>> slots(static_cast<size_t>(layout.ep));
+  for (int32_t part = 0; part < layout.ep; ++part) {
+    const ShardRange own = Part(experts, layout.ep, part);
+    for (int32_t e = own.begin; e < own.end; ++e) slots[static_cast<size_t>(part)].push_back(e);
   }
-  return parts;
+  return slots;
 }
 
 ModelSpec SpecOfShard(const ModelSpec& spec, const RankShard& shard) {
@@ -112,7 +111,7 @@ ModelSpec SpecOfShard(const ModelSpec& spec, const RankShard& shard) {
   local.dense_intermediate_size = shard.dense_columns.size();
   local.shared_intermediate_size = shard.shared_columns.size();
   local.expert_intermediate_size = shard.expert_columns.size();
-  local.experts = shard.experts.size();
+  local.experts = static_cast<int32_t>(shard.experts.size());
   return local;
 }
 

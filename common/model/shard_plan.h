@@ -40,7 +40,7 @@ struct RankShard {
   ShardRange dense_columns;   // Of what is between the products of a dense feed-forward,
   ShardRange shared_columns;  // of shared experts,
   ShardRange expert_columns;  // and of each routed expert that it holds.
-  ShardRange experts;
+  std::vector<int32_t> experts;  // Those, as loaded: of every layer the same, slot by slot.
 };
 
 // That the model can be shared so. Experts and vocabulary need not divide evenly; heads and columns
@@ -52,8 +52,9 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout);
 // neighbours.
 RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t rank);
 
-// [experts] The part of `ep` that holds each expert; ep in [1, experts].
-std::vector<int32_t> ExpertParts(int32_t experts, int32_t ep);
+// [ep][slots] The experts that each part is loaded with: as many neighbours as the others, within
+// one. `layout` fits.
+std::vector<std::vector<int32_t>> FirstExperts(int32_t experts, const ParallelLayout& layout);
 
 // The model as that rank's weights and KV cache see it: heads, columns, experts and vocabulary are
 // the rank's own. Its router still ranks all experts, so spec.experts is not what a plan is made

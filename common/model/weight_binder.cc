@@ -275,7 +275,7 @@ std::vector<ExpertWeights> WeightBinder::TakeFusedMlps(const std::string& gate_u
   const Tensor* down = Take(down_name, {experts, hidden, intermediate});
   if (gate_up == nullptr || down == nullptr) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
+  for (const int64_t e : shard_.experts) {
     all.push_back(AddFusedMlp(*gate_up, *down, e, hidden, intermediate, shard_.expert_columns));
   }
   return all;
@@ -315,7 +315,7 @@ std::vector<ExpertWeights> WeightBinder::TakeTransposedMlps(const std::string& g
   const Tensor* down = Take(down_name, {experts, intermediate, hidden});
   if (gate_up == nullptr || down == nullptr) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
+  for (const int64_t e : shard_.experts) {
     const auto part = [e, experts](const Tensor& tensor) {
       const size_t bytes = tensor.data.size() / static_cast<size_t>(experts);
       return tensor.data.subspan(static_cast<size_t>(e) * bytes, bytes);
@@ -343,7 +343,7 @@ std::vector<ExpertWeights> WeightBinder::TakeMxfp4Mlps(const std::string& gate_u
   const std::optional<Mxfp4Matrix> down = TakeMxfp4(down_name, experts, hidden, intermediate);
   if (!gate_up.has_value() || !down.has_value()) return {};
   std::vector<ExpertWeights> all;
-  for (int64_t e = shard_.experts.begin; e < shard_.experts.end; ++e) {
+  for (const int64_t e : shard_.experts) {
     const Mxfp4Matrix both = PartOf(*gate_up, e, experts);
     all.push_back(AddMlp(Mxfp4Rows(both, 0, 2, intermediate), Mxfp4Rows(both, 1, 2, intermediate),
                          Mxfp4Rows(PartOf(*down, e, experts), 0, 1, hidden),

@@ -173,63 +173,98 @@ std::vector<double> ActivityCost(std::span<const int64_t> counts, int64_t tokens
   return cost;
 }
 
-ReplicaChooser::ReplicaChooser(ExpertPlacement placement)
-    : placement_(std::move(placement)),
-      load_(static_cast<size_t>(placement_.ranks)),
-      came_by_(static_cast<size_t>(placement_.ranks)) {}
+ReplicaChooser::ReplicaChooser(int32_t max_experts, int32_t max_ranks) {
+  for (std::vector<int32_t>* of_experts : {&experts_, &chosen_, &order_}) {
+    of_experts->reserve(static_cast<size_t>(max_experts));
+  }
+  for (std::vector<int32_t>* of_ranks : {&load_, &queue_, &came_by_}) {
+    of_ranks->reserve(static_cast<size_t>(max_ranks));
+  }
+}
 
-std::span<const int32_t> ReplicaChooser::Choose(std::span<const int32_t> active) {
-  const auto ranks_of = [&](int32_t index) -> const std::vector<int32_t>& {
-    return placement_.ranks_of[static_cast<size_t>(active[static_cast<size_t>(index)])];
-  };
-  std::ranges::fill(load_, 0);
+void ReplicaChooser::Start(const ExpertPlacement& placement) {
+  placement_ = &placement;
+  experts_.clear();
+  chosen_.clear();
+  load_.assign(static_cast<size_t>(placement.ranks), 0);
+}
+
+int32_t ReplicaChooser::most() const { return load_.empty() ? 0 : std::ranges::max(load_); }
+
+std::span<const int32_t> ReplicaChooser::Choose(const ExpertPlacement& placement,
+                                                std::span<const int32_t> active) {
+  Start(placement);
+  experts_.assign(active.begin(), active.end());
   chosen_.assign(active.size(), -1);
-  order_.resize(active.size());
-  std::iota(order_.begin(), order_.end(), 0);
-  std::ranges::stable_sort(
-      order_, [&](int32_t a, int32_t b) { return ranks_of(a).size() < ranks_of(b).size(); });
+  order_.clear();
+  for (int32_t i = 0; i < static_cast<int32_t>(active.size()); ++i) {
+    if (RanksOf(i).size() > 1) {
+      order_.push_back(i);
+      continue;
+    }
+    chosen_[static_cast<size_t>(i)] = RanksOf(i).front();
+    ++LoadOf(RanksOf(i).front());
+  }
+  if (order_.empty()) return chosen_;
+  std::ranges::sort(order_, {}, [&](int32_t i) { return std::pair(RanksOf(i).size(), i); });
   for (const int32_t index : order_) {
-    const std::vector<int32_t>& ranks = ranks_of(index);
-    const int32_t rank = *std::ranges::min_element(
-        ranks, {}, [&](int32_t r) { return load_[static_cast<size_t>(r)]; });
+    const int32_t rank =
+        *std::ranges::min_element(RanksOf(index), {}, [&](int32_t r) { return LoadOf(r); });
     chosen_[static_cast<size_t>(index)] = rank;
-    ++load_[static_cast<size_t>(rank)];
+    ++LoadOf(rank);
   }
   // The fullest rank cannot be helped once none that it can reach, by experts handed on from rank
   // to rank, has two fewer: all ranks that it can reach then have nearly as many, and no other may
   // hold their experts.
-  for (;;) {
-    const auto fullest = std::ranges::max_element(load_);
-    most_ = *fullest;
-    if (!Relieve(active, static_cast<int32_t>(fullest - load_.begin()))) return chosen_;
+  while (Relieve(static_cast<int32_t>(std::ranges::max_element(load_) - load_.begin()))) {
   }
+  return chosen_;
 }
 
-// Hands an expert of `rank` on, and maybe another from there, to a rank with two fewer or less.
-bool ReplicaChooser::Relieve(std::span<const int32_t> active, int32_t rank) {
-  const int32_t enough = load_[static_cast<size_t>(rank)] - 2;
-  std::ranges::fill(came_by_, -1);
+bool ReplicaChooser::Relieve(int32_t rank) {
+  came_by_.assign(load_.size(), kUnseen);
+  came_by_[static_cast<size_t>(rank)] = kBegin;
   queue_.assign(1, rank);
+  if (!HandOn(LoadOf(rank) - 2).has_value()) return false;
+  --LoadOf(rank);
+  return true;
+}
+
+bool ReplicaChooser::Add(int32_t expert, int32_t limit) {
+  const auto index = static_cast<int32_t>(experts_.size());
+  experts_.push_back(expert);
+  chosen_.push_back(-1);
+  came_by_.assign(load_.size(), kUnseen);
+  const std::vector<int32_t>& ranks = RanksOf(index);
+  queue_.assign(ranks.begin(), ranks.end());
+  for (const int32_t rank : ranks) came_by_[static_cast<size_t>(rank)] = index;
+  if (HandOn(limit - 1).has_value()) return true;
+  experts_.pop_back();
+  chosen_.pop_back();
+  return false;
+}
+
+std::optional<int32_t> ReplicaChooser::HandOn(int32_t most) {
   for (size_t next = 0; next < queue_.size(); ++next) {
-    const int32_t from = queue_[next];
-    for (size_t i = 0; i < active.size(); ++i) {
-      if (chosen_[i] != from) continue;
-      for (const int32_t to : placement_.ranks_of[static_cast<size_t>(active[i])]) {
-        if (to == rank || came_by_[static_cast<size_t>(to)] >= 0) continue;
+    int32_t at = queue_[next];
+    if (LoadOf(at) <= most) {
+      ++LoadOf(at);
+      while (at >= 0 && came_by_[static_cast<size_t>(at)] >= 0) {
+        const auto moved = static_cast<size_t>(came_by_[static_cast<size_t>(at)]);
+        at = std::exchange(chosen_[moved], at);
+      }
+      return at;
+    }
+    for (size_t i = 0; i < experts_.size(); ++i) {
+      if (chosen_[i] != at) continue;
+      for (const int32_t to : RanksOf(static_cast<int32_t>(i))) {
+        if (came_by_[static_cast<size_t>(to)] != kUnseen) continue;
         came_by_[static_cast<size_t>(to)] = static_cast<int32_t>(i);
         queue_.push_back(to);
-        if (load_[static_cast<size_t>(to)] > enough) continue;
-        ++load_[static_cast<size_t>(to)];
-        --load_[static_cast<size_t>(rank)];
-        for (int32_t at = to; at != rank;) {
-          const auto moved = static_cast<size_t>(came_by_[static_cast<size_t>(at)]);
-          at = std::exchange(chosen_[moved], at);
-        }
-        return true;
       }
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace lynx::moe

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,28 +49,50 @@ std::vector<double> ActivityCost(std::span<const int64_t> counts, int64_t tokens
 
 // Chooses, step by step, which rank computes each active expert, all of its rows there: the fullest
 // rank gets as few as the copies allow. Deterministic, so ranks that know the same active set agree
-// without a word. Holds scratch memory; one thread.
+// without a word. Holds scratch memory, all of it made by the constructor; one thread.
 class ReplicaChooser {
  public:
-  explicit ReplicaChooser(ExpertPlacement placement);
+  // The largest placement it will see.
+  ReplicaChooser(int32_t max_experts, int32_t max_ranks);
 
-  // `active`: distinct experts. The rank of each; valid until the next call. O(active * ranks) for
-  // each expert that the first, greedy choice has to give away again, of which there are few.
-  std::span<const int32_t> Choose(std::span<const int32_t> active);
-  // Experts of the fullest rank, of the last call.
-  int32_t most() const { return most_; }
+  // `active`: distinct experts of `placement`. The rank of each; valid until the next call.
+  // O(active
+  // * ranks) for each expert that the first, greedy choice has to give away again, of which there
+  // are few.
+  std::span<const int32_t> Choose(const ExpertPlacement& placement,
+                                  std::span<const int32_t> active);
+
+  // One by one instead: begins with none, and adds `expert`, a new one, if there is a choice by
+  // which no rank has more than `limit`, as there was before. False: there is none. Experts added
+  // so, each if it fits, heaviest first, are the heaviest set that fits. `placement` outlives it.
+  void Start(const ExpertPlacement& placement);
+  bool Add(int32_t expert, int32_t limit);
+
+  // Experts of the fullest rank.
+  int32_t most() const;
 
  private:
-  bool Relieve(std::span<const int32_t> active, int32_t rank);
+  const std::vector<int32_t>& RanksOf(int32_t index) const {
+    return placement_->ranks_of[static_cast<size_t>(experts_[static_cast<size_t>(index)])];
+  }
+  int32_t& LoadOf(int32_t rank) { return load_[static_cast<size_t>(rank)]; }
+  // Hands an expert of `rank` on, and maybe another from there, to a rank with two fewer or less.
+  bool Relieve(int32_t rank);
+  // Searches on from queue_ for a rank with `most` experts or fewer, and moves an expert to each
+  // rank on the way there. Where the way began, or -1 if that is no rank; none is found: nothing.
+  std::optional<int32_t> HandOn(int32_t most);
 
-  const ExpertPlacement placement_;
-  std::vector<int32_t> chosen_;
-  std::vector<int32_t> load_;   // [ranks]
-  std::vector<int32_t> order_;  // Of the active: indices, the least choice first.
-  std::vector<int32_t> queue_;  // Ranks, of the search.
-  std::vector<int32_t>
-      came_by_;  // [ranks] The index of the expert that would move there; -1: none.
-  int32_t most_ = 0;
+  static constexpr int32_t kUnseen = -1;
+  static constexpr int32_t kBegin = -2;
+
+  const ExpertPlacement* placement_ = nullptr;
+  std::vector<int32_t> experts_;  // Those of the choice;
+  std::vector<int32_t> chosen_;   // of each its rank, -1: none yet.
+  std::vector<int32_t> order_;    // Indices of those with copies, the least choice first.
+  std::vector<int32_t> load_;     // [ranks]
+  std::vector<int32_t> queue_;    // Ranks, of the search.
+  // [ranks] The index of the expert that would move there, or one of the constants.
+  std::vector<int32_t> came_by_;
 };
 
 }  // namespace lynx::moe

@@ -218,15 +218,15 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
   LYNX_CHECK(input.valid.empty() || input.valid.size() == rows);
   LYNX_CHECK(input.bias.empty() || input.bias.size() == experts);
   LYNX_CHECK(input.expert_cost.empty() || input.expert_cost.size() == experts);
-  LYNX_CHECK(input.expert_ranks.empty() ||
-             (input.expert_ranks.size() == experts && input.ranks <= input.experts));
+  LYNX_CHECK(input.placement == nullptr || (input.placement->experts() == input.experts &&
+                                            input.placement->ranks <= input.experts));
 
   RankRows(input, workspace);
   AssignExact(input, workspace);
   const Census census = Count(input, workspace);
   Bypass bypass = WhyExact(input, workspace, census);
   const int32_t exact_distinct = CountDistinct(input, RowState::kBad, false, workspace);
-  const bool shared = !input.expert_ranks.empty();
+  const bool shared = input.placement != nullptr;
   const int32_t rank_exact = shared ? MostOnARank(input, workspace.selected, workspace) : 0;
   if (bypass == Bypass::kNone) {
     // Bad rows are left out: they must not change what their neighbours get.
@@ -256,7 +256,7 @@ void Planner::MakePlan(const RouterInput& input, RoutingPlan& plan) {
   stats.bypass = bypass;
   if (shared) {
     CountDistinct(input, RowState::kBad, true, workspace);
-    stats.ranks = input.ranks;
+    stats.ranks = input.placement->ranks;
     stats.rank_experts_exact = rank_exact;
     stats.rank_experts = MostOnARank(input, workspace.selected, workspace);
   }

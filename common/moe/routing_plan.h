@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "common/moe/expert_placement.h"
 #include "common/moe/gate.h"
 #include "common/moe/policy.h"
 
@@ -33,10 +34,9 @@ struct RouterInput {
   // [experts] or empty for 1 each, >= 0: what using an expert costs (0: at hand already). Only
   // Policy::Kind::kMarginal looks at it.
   std::span<const float> expert_cost = {};
-  // [experts] or empty: which of `ranks` ranks, at most as many as experts, holds an expert. For
-  // Policy::ep_balance, and for what PlanStats says of ranks.
-  std::span<const int32_t> expert_ranks = {};
-  int32_t ranks = 1;
+  // Null, or of `experts`: which ranks, at most as many as experts, hold an expert; one of them
+  // computes it. For Policy::ep_balance, and for what PlanStats says of ranks.
+  const ExpertPlacement* placement = nullptr;
 };
 
 // Why a plan is what every row would have had alone.
@@ -55,7 +55,8 @@ enum class Bypass : uint8_t {
 struct PlanStats {
   int32_t experts_exact = 0;  // Distinct experts of the rows' own top-k. 0: not an MoE layer.
   int32_t experts = 0;        // Distinct experts of the plan.
-  // Where the input names ranks, how many, and what the rank has of these that has most.
+  // Where the input names ranks, how many, and what the rank has to compute of these that has most,
+  // by the best choice among copies.
   int32_t ranks = 0;
   int32_t rank_experts_exact = 0;
   int32_t rank_experts = 0;

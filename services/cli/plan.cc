@@ -11,7 +11,7 @@
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
-#include "common/model/shard_plan.h"
+#include "common/moe/expert_placement.h"
 #include "common/moe/planner.h"
 #include "common/moe/presets.h"
 #include "services/cli/npy.h"
@@ -198,16 +198,15 @@ Outcome Run(const PlanConfig& config, std::ostream& out) {
   if (config.phase == "prefill") input.phase = moe::Phase::kPrefill;
   input.policies = policies;
   input.valid = *valid;
-  std::vector<int32_t> expert_ranks;
+  moe::ExpertPlacement placement;
   if (config.ep > 1) {
     if (config.ep > experts) {
       return {absl::InvalidArgumentError(absl::StrCat("--ep: ", config.ep, " ranks for the ",
                                                       experts, " experts of ", config.logits)),
               2};
     }
-    expert_ranks = model::ExpertParts(experts, config.ep);
-    input.expert_ranks = expert_ranks;
-    input.ranks = config.ep;
+    placement = moe::PlaceEvenly(experts, config.ep);
+    input.placement = &placement;
   }
   const int32_t planned_rows = std::max(1, rows);
   moe::RoutingPlan plan(planned_rows, experts, config.top_k);

@@ -1,5 +1,6 @@
 #include "common/model/families/shared_weights.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -108,20 +109,23 @@ void BindExperts(const ModelSpec& spec, const std::string& prefix, const char* r
     return;
   }
   const RankShard& shard = binder.shard();
-  for (int32_t e = 0; e < spec.experts; ++e) {
-    const bool own = e >= shard.experts.begin && e < shard.experts.end;
-    const kernels::ExpertWeights taken = binder.TakeMlp(
-        absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size, spec.expert_intermediate_size,
-        own ? shard.expert_columns : ShardRange{}, names);
-    if (!own) continue;
-    weights.experts.push_back(taken);
+  const auto take = [&](int32_t e, const ShardRange& columns) {
+    return binder.TakeMlp(absl::StrCat(prefix, "experts.", e, "."), spec.hidden_size,
+                          spec.expert_intermediate_size, columns, names);
+  };
+  for (const int32_t e : shard.experts) {
+    weights.experts.push_back(take(e, shard.expert_columns));
     const kernels::ExpertWeights& first = weights.experts.front();
     const kernels::ExpertWeights& last = weights.experts.back();
     if (last.gate_up.out == 0 || first.gate_up.out == 0) continue;  // Refused already.
     if (last.gate_up.dtype != first.gate_up.dtype || last.down.dtype != first.down.dtype) {
       binder.Refuse(absl::StrCat(prefix, "experts.", e, " is of another type than experts.",
-                                 shard.experts.begin));
+                                 shard.experts.front()));
     }
+  }
+  // Others are there and as they should be.
+  for (int32_t e = 0; e < spec.experts; ++e) {
+    if (std::ranges::find(shard.experts, e) == shard.experts.end()) take(e, {});
   }
 }
 

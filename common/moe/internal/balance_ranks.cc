@@ -34,37 +34,20 @@ void SelectKept(const RouterInput& input, Workspace& workspace) {
   }
 }
 
-class RankCounts {
- public:
-  RankCounts(const RouterInput& input, Workspace& workspace)
-      : ranks_(input.expert_ranks),
-        counts_(std::span(workspace.rank_counts).first(static_cast<size_t>(input.ranks))) {
-    std::ranges::fill(counts_, 0);
-  }
-  void Add(int32_t expert) { ++Of(expert); }
-  int32_t& Of(int32_t expert) {
-    return counts_[static_cast<size_t>(ranks_[static_cast<size_t>(expert)])];
-  }
-  int32_t Most() const { return std::ranges::max(counts_); }
-
- private:
-  std::span<const int32_t> ranks_;
-  std::span<int32_t> counts_;
-};
-
 }  // namespace
 
 int32_t MostOnARank(const RouterInput& input, std::span<const uint8_t> set, Workspace& workspace) {
-  RankCounts counts(input, workspace);
+  workspace.shared_experts.clear();
   for (size_t e = 0; e < workspace.experts; ++e) {
-    if (set[e] != 0) counts.Add(static_cast<int32_t>(e));
+    if (set[e] != 0) workspace.shared_experts.push_back(static_cast<int32_t>(e));
   }
-  return counts.Most();
+  workspace.chooser.Choose(*input.placement, workspace.shared_experts);
+  return workspace.chooser.most();
 }
 
 bool BalanceRanks(const RouterInput& input, int32_t below, Workspace& workspace) {
   const double tolerance = Tolerance(input, workspace);
-  if (tolerance < 0 || input.expert_ranks.empty()) return false;
+  if (tolerance < 0 || input.placement == nullptr) return false;
   workspace.voters.clear();
   for (int32_t row = 0; row < input.rows; ++row) {
     if (workspace.Votes(row)) workspace.voters.push_back(row);
@@ -86,13 +69,12 @@ bool BalanceRanks(const RouterInput& input, int32_t below, Workspace& workspace)
   const int32_t least = MostOnARank(input, kept, workspace);
   for (int32_t limit = MostOnARank(input, chosen, workspace) - 1; limit >= least; --limit) {
     set.Clear();
-    RankCounts counts(input, workspace);
+    workspace.chooser.Start(*input.placement);
     const auto add_where = [&](const auto& wanted) {
       for (int32_t e : order) {
         const auto i = static_cast<size_t>(e);
-        if (workspace.selected[i] != 0 || counts.Of(e) >= limit || !wanted(i)) continue;
+        if (workspace.selected[i] != 0 || !wanted(i) || !workspace.chooser.Add(e, limit)) continue;
         set.Add(e);
-        counts.Add(e);
       }
     };
     add_where([&](size_t e) { return kept[e] != 0; });

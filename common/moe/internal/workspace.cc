@@ -4,7 +4,8 @@
 
 namespace lynx::moe::internal {
 
-Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
+Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k)
+    : chooser(max_experts, max_experts) {
   LYNX_CHECK(max_rows > 0 && max_experts > 0 && max_top_k > 0);
   const auto rows = static_cast<size_t>(max_rows);
   const auto width = static_cast<size_t>(max_experts);
@@ -38,7 +39,7 @@ Workspace::Workspace(int32_t max_rows, int32_t max_experts, int32_t max_top_k) {
   exps.resize(width);
   chosen_experts.resize(width);
   kept_experts.resize(width);
-  rank_counts.resize(width);
+  shared_experts.reserve(width);
 }
 
 }  // namespace lynx::moe::internal

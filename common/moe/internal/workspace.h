@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "common/moe/expert_placement.h"
 #include "common/moe/internal/row_ops.h"
 #include "common/moe/routing_plan.h"
 
@@ -63,7 +64,8 @@ struct Workspace {
   std::vector<uint8_t>
       chosen_experts;  // [experts] What rows use of the active set that policies left.
   std::vector<uint8_t> kept_experts;  // [experts] Those that stay in it.
-  std::vector<int32_t> rank_counts;   // [ranks]
+  ReplicaChooser chooser;
+  std::vector<int32_t> shared_experts;  // Of MostOnARank.
 
   // --- The active set, of all selections and what AddShortRows adds ---
   std::vector<uint8_t> active;  // [experts]

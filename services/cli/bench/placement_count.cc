@@ -96,33 +96,33 @@ PlacementCount CountPlacements(const RouterTraces& traces, const moe::Policy& po
   Replay replay(traces, experts, top_k, batch);
   PlacementCount count;
   std::vector<double> times;
-  moe::ReplicaChooser even(moe::PlaceEvenly(experts, ep));
+  moe::ReplicaChooser chooser(experts, ep);
+  const moe::ExpertPlacement even = moe::PlaceEvenly(experts, ep);
   for (int64_t layer = 0; layer < traces.layers; ++layer) {
     const std::vector<int64_t> tokens = CountTokens(history, layer, half, experts);
     const moe::ExpertPlacement by_tokens =
         moe::PlaceByCost(std::vector<double>(tokens.begin(), tokens.end()), shape);
-    moe::ReplicaChooser tokens_chooser(by_tokens);
-    moe::ReplicaChooser chooser(
-        moe::PlaceByCost(moe::ActivityCost(tokens, half * sequences, batch), shape));
-    const auto most = [](moe::ReplicaChooser& of, std::span<const int32_t> active) {
-      of.Choose(active);
-      return of.most();
+    const moe::ExpertPlacement by_activity =
+        moe::PlaceByCost(moe::ActivityCost(tokens, half * sequences, batch), shape);
+    const auto most = [&](const moe::ExpertPlacement& placement, std::span<const int32_t> active) {
+      chooser.Choose(placement, active);
+      return chooser.most();
     };
     for (int64_t step = traces.steps - half; step < traces.steps; ++step) {
       const moe::RoutingPlan& exact = replay.Plan(step, layer, nullptr);
       count.least += Share(exact.active().size(), ep);
       count.even += most(even, exact.active());
-      count.by_tokens += most(tokens_chooser, exact.active());
+      count.by_tokens += most(by_tokens, exact.active());
       count.split += MostOfSplit(exact, by_tokens);
       const auto start = std::chrono::steady_clock::now();
-      count.by_activity += most(chooser, exact.active());
+      count.by_activity += most(by_activity, exact.active());
       times.push_back(
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
               .count());
       const moe::RoutingPlan& remapped = replay.Plan(step, layer, &policy);
       count.policy_least += Share(remapped.active().size(), ep);
       count.policy_even += most(even, remapped.active());
-      count.policy_by_activity += most(chooser, remapped.active());
+      count.policy_by_activity += most(by_activity, remapped.active());
     }
   }
   const auto plans = static_cast<double>(half * traces.layers);

@@ -17,7 +17,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flag_set.h"
 #include "common/kv/block_pool.h"
-#include "common/model/shard_plan.h"
+#include "common/moe/expert_placement.h"
 #include "common/moe/planner.h"
 #include "common/moe/presets.h"
 #include "kernels/core/cpu_limit.h"
@@ -144,7 +144,7 @@ RankRow CountOnRanks(const RouterTraces& traces, const moe::Policy& policy, cons
   plain.ep_balance = -1;
   moe::Policy balanced = policy;
   balanced.ep_balance = std::max(0.0, policy.ep_balance);
-  const std::vector<int32_t> parts = model::ExpertParts(shape.experts, ep);
+  const moe::ExpertPlacement placement = moe::PlaceEvenly(shape.experts, ep);
   moe::RoutingPlan plan(batch, shape.experts, shape.top_k);
   moe::Planner planner(batch, shape.experts, shape.top_k);
   RankRow row{.shape = shape, .batch = batch, .ep = ep};
@@ -159,8 +159,7 @@ RankRow CountOnRanks(const RouterTraces& traces, const moe::Policy& policy, cons
                         .experts = shape.experts,
                         .top_k = shape.top_k,
                         .policies = policies,
-                        .expert_ranks = parts,
-                        .ranks = ep},
+                        .placement = &placement},
                        plan);
       return plan.stats();
     };

@@ -85,6 +85,18 @@ std::string RangeText(const model::ShardRange& range) {
                            : absl::StrCat(range.begin, "-", range.end - 1);
 }
 
+// "0-15,32", runs of neighbours.
+std::string RunsText(const std::vector<int32_t>& numbers) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    runs.push_back(RangeText({numbers[i], numbers[end - 1] + 1}));
+    i = end;
+  }
+  return absl::StrJoin(runs, ",");
+}
+
 void AppendRanks(const model::ModelSpec& spec, const RankPlan& plan, std::string* text) {
   const model::ParallelLayout& layout = plan.layout;
   std::string split =
@@ -99,7 +111,7 @@ void AppendRanks(const model::ModelSpec& spec, const RankPlan& plan, std::string
     absl::StrAppend(&held, spec.has_latents() ? ", whole latents"
                                               : ", KV heads " + RangeText(rank.shard.kv_heads));
     if (spec.has_moe()) {
-      absl::StrAppend(&held, ", experts ", RangeText(rank.shard.experts), " (columns ",
+      absl::StrAppend(&held, ", experts ", RunsText(rank.shard.experts), " (columns ",
                       RangeText(rank.shard.expert_columns), ")");
     }
     absl::StrAppend(&held, ", vocabulary ", RangeText(rank.shard.vocabulary), "; ",
@@ -121,7 +133,7 @@ Json RanksJson(const RankPlan& plan) {
                      {"dense_columns", RangeJson(shard.dense_columns)},
                      {"shared_columns", RangeJson(shard.shared_columns)},
                      {"expert_columns", RangeJson(shard.expert_columns)},
-                     {"experts", RangeJson(shard.experts)},
+                     {"experts", shard.experts},
                      {"weight_bytes", rank.weight_bytes},
                      {"kv_token_bytes", rank.kv_token_bytes}});
   }

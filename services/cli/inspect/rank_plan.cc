@@ -16,7 +16,7 @@ int64_t ParametersOf(const model::ModelSpec& spec, const model::RankShard& shard
       std::count(spec.feed_forward.begin(), spec.feed_forward.end(), model::FeedForwardKind::kMoe);
   const int64_t of_expert =
       spec.hidden_size + (spec.router_bias ? 1 : 0) + (spec.ranking_bias ? 1 : 0);
-  return own + moe_layers * (spec.experts - shard.experts.size()) * of_expert;
+  return own + moe_layers * (spec.experts - std::ssize(shard.experts)) * of_expert;
 }
 
 }  // namespace

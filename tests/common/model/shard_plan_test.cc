@@ -73,12 +73,12 @@ TEST(ShardPlanTest, RanksHoldAllOfTheModel) {
         count(shard.kv_heads, kv_heads);
         count(shard.vocabulary, vocabulary);
         count(shard.shared_columns, shared);
-        for (int32_t e = shard.experts.begin; e < shard.experts.end; ++e) {
+        for (const int32_t e : shard.experts) {
           const int32_t first = e * spec.expert_intermediate_size;
           count({first + shard.expert_columns.begin, first + shard.expert_columns.end}, columns);
         }
-        most = std::max(most, shard.experts.size());
-        fewest = std::min(fewest, shard.experts.size());
+        most = std::max(most, static_cast<int32_t>(shard.experts.size()));
+        fewest = std::min(fewest, static_cast<int32_t>(shard.experts.size()));
         // Attention needs the KV heads of its queries, and nothing else.
         const int32_t group = spec.query_heads / spec.kv_heads;
         for (int32_t q = shard.query_heads.begin; q < shard.query_heads.end; ++q) {
@@ -104,7 +104,7 @@ TEST(ShardPlanTest, UnevenExperts) {
     const ModelSpec spec = Moe(experts);
     EXPECT_THAT(CheckLayout(spec, layout), IsOk());
     for (int32_t rank = 0; rank < ep; ++rank) {
-      held.push_back(ShardOf(spec, layout, rank).experts.size());
+      held.push_back(static_cast<int32_t>(ShardOf(spec, layout, rank).experts.size()));
     }
     return held;
   };

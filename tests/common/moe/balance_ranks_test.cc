@@ -19,14 +19,18 @@ using ::testing::ElementsAre;
 
 int Rounds() { return ForTestSize(200, 1000, 10000); }
 
-// Ranks of equal size, or experts at random.
+// Ranks of equal size, or experts at random; and copies of some.
 void DrawRanks(Draw& draw, Batch& batch) {
-  batch.ranks = draw.Int(2, std::min(8, batch.experts));
-  batch.expert_ranks.resize(static_cast<size_t>(batch.experts));
+  const int32_t ranks = draw.Int(2, std::min(8, batch.experts));
+  batch.placement = {.ranks = ranks};
   const bool even = draw.Chance(0.5);
+  const bool copies = draw.Chance(0.5);
   for (int32_t e = 0; e < batch.experts; ++e) {
-    batch.expert_ranks[static_cast<size_t>(e)] =
-        even ? e * batch.ranks / batch.experts : draw.Int(0, batch.ranks - 1);
+    std::vector<int32_t>& held = batch.placement.ranks_of.emplace_back();
+    const int32_t home = even ? e * ranks / batch.experts : draw.Int(0, ranks - 1);
+    for (int32_t r = 0; r < ranks; ++r) {
+      if (r == home || (copies && draw.Chance(0.3))) held.push_back(r);
+    }
   }
 }
 
@@ -131,8 +135,7 @@ Batch Lopsided() {
                            {0, 9, 0, 8, 0, 0, 0, 7.9f},
                            {0, 8, 0, 0, 9, 0, 0, 0}},
                           2);
-  batch.ranks = 2;
-  batch.expert_ranks = {0, 0, 0, 0, 1, 1, 1, 1};
+  batch.placement = PlaceEvenly(8, 2);
   return batch;
 }
 

@@ -171,8 +171,8 @@ TEST(ReplicaChooserTest, NoChoiceHasAFullestRankWithFewer) {
       if (ranks.empty()) ranks = {0};
       if (random() % 4 != 0) active.push_back(e);
     }
-    ReplicaChooser chooser(placement);
-    const std::span<const int32_t> chosen = chooser.Choose(active);
+    ReplicaChooser chooser(9, 5);
+    const std::span<const int32_t> chosen = chooser.Choose(placement, active);
     ASSERT_EQ(chosen.size(), active.size());
     std::vector<int32_t> load(static_cast<size_t>(placement.ranks));
     for (size_t i = 0; i < active.size(); ++i) {
@@ -183,6 +183,20 @@ TEST(ReplicaChooserTest, NoChoiceHasAFullestRankWithFewer) {
     EXPECT_EQ(chooser.most(), *std::ranges::max_element(load));
     std::vector<int32_t> zero(load.size());
     EXPECT_EQ(chooser.most(), LeastMost(placement, active, 0, zero));
+    // One by one they fit exactly where a choice for all of them does.
+    const int32_t least = chooser.most();
+    for (const int32_t limit : {least - 1, least}) {
+      chooser.Start(placement);
+      std::vector<int32_t> fit;
+      for (const int32_t expert : active) {
+        std::vector<int32_t> with = fit;
+        with.push_back(expert);
+        const bool fits = LeastMost(placement, with, 0, zero) <= limit;
+        ASSERT_EQ(chooser.Add(expert, limit), fits) << "expert " << expert << ", limit " << limit;
+        if (fits) fit = std::move(with);
+        EXPECT_LE(chooser.most(), std::max(0, limit));
+      }
+    }
   }
 }
 
@@ -191,10 +205,10 @@ TEST(ReplicaChooserTest, HandsOnThroughRanksThatAreFullThemselves) {
   // for that expert 1 from there to rank 2.
   const ExpertPlacement placement{.ranks = 3,
                                   .ranks_of = {{0, 1}, {1, 2}, {0, 1}, {0}, {0}, {1}, {1}}};
-  ReplicaChooser chooser(placement);
-  chooser.Choose(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6});
+  ReplicaChooser chooser(7, 3);
+  chooser.Choose(placement, std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6});
   EXPECT_EQ(chooser.most(), 3);
-  chooser.Choose({});
+  chooser.Choose(placement, {});
   EXPECT_EQ(chooser.most(), 0);
 }
 

@@ -28,8 +28,7 @@ RouterInput InputOf(const Batch& batch, std::span<const Policy* const> policies)
           .valid = batch.valid,
           .remap_mixed = batch.remap_mixed,
           .expert_cost = batch.expert_cost,
-          .expert_ranks = batch.expert_ranks,
-          .ranks = batch.ranks};
+          .placement = batch.placement.ranks > 0 ? &batch.placement : nullptr};
 }
 
 std::vector<const Policy*> PoliciesOf(const Batch& batch, const Policy& policy) {

@@ -17,13 +17,12 @@ struct Batch {
   int32_t rows = 0;
   int32_t experts = 0;
   int32_t top_k = 0;
-  std::vector<float> logits;          // [rows, experts]
-  std::vector<uint8_t> valid;         // [rows] or empty
-  std::vector<uint8_t> opted_out;     // [rows] or empty
-  std::vector<float> bias;            // [experts] or empty
-  std::vector<float> expert_cost;     // [experts] or empty
-  std::vector<int32_t> expert_ranks;  // [experts] or empty
-  int32_t ranks = 1;
+  std::vector<float> logits;       // [rows, experts]
+  std::vector<uint8_t> valid;      // [rows] or empty
+  std::vector<uint8_t> opted_out;  // [rows] or empty
+  std::vector<float> bias;         // [experts] or empty
+  std::vector<float> expert_cost;  // [experts] or empty
+  ExpertPlacement placement = {};  // Of all experts, or of none: ranks do not matter.
   Gate gate = {};
   Phase phase = Phase::kDecode;
   bool remap_mixed = false;

@@ -377,7 +377,8 @@ TEST(InspectTest, RanksShareTheModel) {
   ASSERT_EQ(parallel["ranks"].size(), 4u);
   EXPECT_EQ(parallel["ranks"][3]["query_heads"], Json({16, 32}));
   EXPECT_EQ(parallel["ranks"][3]["kv_heads"], Json({2, 4}));
-  EXPECT_EQ(parallel["ranks"][3]["experts"], Json({96, 128}));
+  EXPECT_EQ(parallel["ranks"][3]["experts"].size(), 32u);
+  EXPECT_EQ(parallel["ranks"][3]["experts"][0], 96);
   EXPECT_EQ(parallel["ranks"][3]["expert_columns"], Json({0, 768}));
   EXPECT_EQ(parallel["ranks"][3]["kv_token_bytes"].get<int64_t>() * 2, whole["kv_token_bytes"]);
   // A quarter of the experts, half of attention and vocabulary, all of norms and routers.
