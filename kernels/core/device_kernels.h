@@ -6,6 +6,7 @@ namespace lynx::kernels {
 
 struct KvWriteArgs;
 struct LatentWriteArgs;
+struct PlanArgs;
 struct RmsNormArgs;
 struct RopeArgs;
 
@@ -31,6 +32,7 @@ struct DeviceKernels {
   int (*rope)(const RopeArgs&, const DeviceQueue&) = nullptr;
   int (*kv_write)(const KvWriteArgs&, const DeviceQueue&) = nullptr;
   int (*latent_write)(const LatentWriteArgs&, const DeviceQueue&) = nullptr;
+  int (*plan)(const PlanArgs&, const DeviceQueue&) = nullptr;
 };
 
 }  // namespace lynx::kernels

@@ -2,6 +2,7 @@
 // than compiling the kernels.
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/kv/kv_write_cuda.cuh"
+#include "kernels/moe/plan_cuda.cuh"
 #include "kernels/norm/rms_norm_cuda.cuh"
 #include "kernels/rope/rope_cuda.cuh"
 
@@ -13,6 +14,7 @@ const kernels::DeviceKernels& Kernels() {
       .rope = &kernels::device::QueueRope,
       .kv_write = &kernels::device::QueueKvWrite,
       .latent_write = &kernels::device::QueueLatentWrite,
+      .plan = &kernels::device::QueuePlan,
   };
   return kKernels;
 }
