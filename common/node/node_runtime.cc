@@ -381,7 +381,8 @@ int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const Nod
 }
 
 void NodeRuntime::RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,
-                                  const std::function<bool()>& idle) {
+                                  const std::function<bool()>& idle,
+                                  const std::function<void()>& cut_off) {
   stop_.Wait();
   health_.SetNotReady("draining", "the node is draining");
   telemetry::LogInfo("draining");
@@ -393,6 +394,7 @@ void NodeRuntime::RunUntilStopped(ThreadEventLoop& loop, const std::function<voi
     if (done || SteadyClock::Instance().Now() >= deadline) break;
     absl::SleepFor(absl::Milliseconds(20));
   }
+  if (!done) loop.RunAndWait(cut_off);
   telemetry::LogInfo(done ? "drained" : "drain timeout, sequences are cut off");
   loop.Stop();
 }

@@ -57,10 +57,10 @@ class NodeRuntime {
   std::function<void(bool)> WatchSteps();
 
   // Blocks until a signal asks the process to end; then not ready, runs `drain` on the loop, and
-  // waits until `idle`, asked on the loop, says so or the drain timeout has passed. The loop is
-  // stopped when this returns: destroy what runs on it.
+  // waits until `idle`, asked on the loop, says so or the drain timeout has passed: then `cut_off`
+  // runs there. The loop is stopped when this returns: destroy what runs on it.
   void RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,
-                       const std::function<bool()>& idle);
+                       const std::function<bool()>& idle, const std::function<void()>& cut_off);
 
   telemetry::Registry& registry() { return registry_; }
   http::HealthPages& health() { return health_; }

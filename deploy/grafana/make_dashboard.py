@@ -106,6 +106,8 @@ ROWS = [
         panel("Refusals by reason", "timeseries", "reqps", (rate("lynx_router_rejections_total", "reason", "R"), "{{reason}}")),
         panel("Attempts begun anew", "timeseries", "reqps",
               (rate("lynx_router_retries_total", "stage, reason", "R"), "{{stage}} {{reason}}")),
+        panel("Answers that lost their nodes", "timeseries", "reqps",
+              (rate("lynx_router_failovers_total", "result", "R"), "{{result}}")),
         panel("Tokens", "timeseries", "short", (rate("lynx_router_prompt_tokens_total", "", "S"), "prompt tokens/s"),
               (rate("lynx_router_output_tokens_total", "", "S"), "output tokens/s"),
               (rate("lynx_router_goodput_tokens_total", "", "S"), "of answers within all targets")),

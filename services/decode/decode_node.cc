@@ -59,6 +59,12 @@ void DecodeNode::Drain() {
   control_.BroadcastStatus();
 }
 
+void DecodeNode::CutOff() {
+  const absl::Status status = absl::UnavailableError("the node has shut down");
+  for (const auto& [id, grant] : grants_) SendFailure(grant.router, id, status, 0);
+  for (const auto& [id, stream] : streams_) SendFailure(stream.router, id, status, 0);
+}
+
 proto::NodeStatus DecodeNode::Status() {
   proto::NodeStatus status;
   status.set_role(proto::ROLE_DECODE);
@@ -207,19 +213,26 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   if (grant == grants_.end() || grant->second.router != router) {
     return Refuse(router, id, Refused::REASON_NOT_READY, "nothing is granted to the sequence here");
   }
-  if (request.tokens_size() != grant->second.prompt_tokens) {
-    return Refuse(router, id, Refused::REASON_INVALID,
-                  absl::StrCat("granted for ", grant->second.prompt_tokens, " prompt tokens, not ",
-                               request.tokens_size()));
+  const int32_t tokens = request.tokens_size() + request.output_size();
+  if (tokens != grant->second.prompt_tokens) {
+    return Refuse(
+        router, id, Refused::REASON_INVALID,
+        absl::StrCat("granted for ", grant->second.prompt_tokens, " prompt tokens, not ", tokens));
   }
   if (request.cache_salt().size() > kv::kMaxSaltBytes) {
     return Refuse(router, id, Refused::REASON_INVALID,
                   absl::StrCat("a cache salt of ", request.cache_salt().size(), " bytes"));
   }
-  auto stream = NewStream(router, {request.tokens().begin(), request.tokens().end()},
-                          request.sampling(), {}, request.cache_salt());
-  if (!stream.ok()) {
-    return Refuse(router, id, Refused::REASON_INVALID, std::string(stream.status().message()));
+  auto stream =
+      NewStream(router, {request.tokens().begin(), request.tokens().end()}, request.sampling(),
+                std::span(request.output().data(), static_cast<size_t>(request.output_size())),
+                request.cache_salt());
+  absl::Status status = stream.status();
+  if (status.ok() && stream->sequence->finished()) {
+    status = absl::InvalidArgumentError("the output so far ends the sequence");
+  }
+  if (!status.ok()) {
+    return Refuse(router, id, Refused::REASON_INVALID, std::string(status.message()));
   }
   const Claim claim = grant->second.claim;
   granted_blocks_ -= grant->second.blocks;
@@ -229,7 +242,7 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   stream->first = std::make_unique<proto::FirstToken>();
   stream->first_due =
       loop_.Now() + std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
-  scheduler_.AddPrompt(id, request.tokens_size(), request.sampling().prompt_logprobs(), claim);
+  scheduler_.AddPrompt(id, tokens, stream->sequence->params().prompt_logprobs, claim);
   streams_.emplace(id, *std::move(stream));
   MaybeStep();
 }
@@ -264,11 +277,12 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   granted_blocks_ -= granted.blocks;
   grants_.erase(grant);
 
-  const TokenId first = adopted.body.first_token().id();
-  const auto prompt_tokens = static_cast<int32_t>(adopted.body.prompt_size());
+  std::vector<TokenId> output(adopted.body.output().begin(), adopted.body.output().end());
+  output.push_back(adopted.body.first_token().id());
+  const int32_t prompt_tokens = adopted.body.prompt_size() + adopted.body.output_size();
   auto stream =
       NewStream(adopted.router, {adopted.body.prompt().begin(), adopted.body.prompt().end()},
-                adopted.body.sampling(), std::span(&first, 1), adopted.body.cache_salt());
+                adopted.body.sampling(), output, adopted.body.cache_salt());
   absl::Status status = stream.status();
   if (status.ok() && stream->sequence->finished()) {
     status = absl::InvalidArgumentError("a finished sequence was handed off");
@@ -283,7 +297,7 @@ void DecodeNode::OnAdopt(Adopted adopted) {
         adopted.same_class ? granted.exact_tokens : 0, " are"));
   }
   if (!status.ok()) {
-    SendFailure(adopted.router, id, status, 1);
+    SendFailure(adopted.router, id, status, static_cast<int64_t>(output.size()));
     ReportLoad();
     return;
   }
@@ -649,6 +663,7 @@ void DecodeNode::SendFirstToken(SequenceId id, Stream& stream, const engine::Ite
   proto::FirstToken& first = *envelope.mutable_first_token();
   first = std::move(*std::exchange(stream.first, nullptr));
   first.set_sequence(id);
+  first.set_position(static_cast<uint32_t>(stream.sequence->output().size() - 1));
   if (stream.sequence->finish_reason() != engine::FinishReason::kStop) {
     *first.mutable_token() = node::TokenToWire(result.token);
   }

@@ -73,6 +73,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void Start(KvReceiver& receiver);
   // Grants nothing more; what was granted goes on.
   void Drain();
+  // The process ends: tells the routers, so that they place what is here anew at once.
+  void CutOff();
   bool idle() const { return streams_.empty() && grants_.empty(); }
 
   void OnAdopt(Adopted adopted) override;

@@ -162,7 +162,7 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   const absl::Status ready = runtime.SetReady(channel->endpoint());
   if (ready.ok()) {
     runtime.RunUntilStopped(
-        loop, [&] { node->Drain(); }, [&] { return node->idle(); });
+        loop, [&] { node->Drain(); }, [&] { return node->idle(); }, [&] { node->CutOff(); });
   }
   loop.Stop();
   return ready;

@@ -55,6 +55,16 @@ void PrefillNode::Drain() {
   control_.BroadcastStatus();
 }
 
+void PrefillNode::CutOff() {
+  std::vector<SequenceId> ids;
+  for (const auto& [id, job] : jobs_) ids.push_back(id);
+  for (const SequenceId id : ids) {  // A hand-off's end may take others along.
+    auto it = jobs_.find(id);
+    if (it == jobs_.end() || it->second.ended) continue;
+    Fail(it->second, absl::UnavailableError("the node has shut down"));
+  }
+}
+
 proto::NodeStatus PrefillNode::Status() {
   proto::NodeStatus status;
   status.set_role(proto::ROLE_PREFILL);
@@ -108,14 +118,21 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
                                ", this node makes ", engine_.runner().compatibility_hash()));
   }
   auto params = node::SamplingFromWire(request.sampling());
-  auto sequence = engine::Sequence::Create({request.tokens().begin(), request.tokens().end()},
-                                           std::move(params),
-                                           {.vocab_size = engine_.options().vocab_size,
-                                            .max_context_tokens = options_.max_context_tokens});
-  if (!sequence.ok()) {
-    return Refuse(router, id, Refused::REASON_INVALID, std::string(sequence.status().message()));
+  if (request.output_size() > 0) params.prompt_logprobs = false;  // They were reported.
+  const bool all_logits = params.prompt_logprobs;
+  auto sequence = engine::Sequence::Create(
+      {request.tokens().begin(), request.tokens().end()}, std::move(params),
+      {.vocab_size = engine_.options().vocab_size,
+       .max_context_tokens = options_.max_context_tokens},
+      std::span(request.output().data(), static_cast<size_t>(request.output_size())));
+  absl::Status created = sequence.status();
+  if (created.ok() && (*sequence)->finished()) {
+    created = absl::InvalidArgumentError("the output so far ends the sequence");
   }
-  const int32_t tokens = request.tokens_size();
+  if (!created.ok()) {
+    return Refuse(router, id, Refused::REASON_INVALID, std::string(created.message()));
+  }
+  const int32_t tokens = request.tokens_size() + request.output_size();
   // What is pushed and committed later must lie within the grant.
   const int32_t held = request.grant().held_prefix_tokens();
   if (held < 0 || held >= tokens || held % kv::kBlockTokens != 0 ||
@@ -140,7 +157,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   const absl::Status queued = scheduler_.Add({.id = id,
                                               .tokens = tokens,
                                               .deadline = deadline,
-                                              .all_logits = request.sampling().prompt_logprobs(),
+                                              .all_logits = all_logits,
                                               .priority = request.priority(),
                                               .tenant = request.tenant()});
   if (!queued.ok()) {
@@ -151,6 +168,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   job.id = id;
   job.router = router;
   job.sequence = *std::move(sequence);
+  job.tokens = tokens;
   job.grant = request.grant();
   job.sampling = request.sampling();
   job.cache_salt = request.cache_salt();
@@ -180,13 +198,12 @@ absl::Status PrefillNode::LeaseBlocks(Job& job) {
   engine::Sequence& sequence = *job.sequence;
   // All that it will ever take: a prompt under way never waits for others.
   const auto reserve = [&] {
-    return sequence.ReserveBlocks(engine_.pool(), static_cast<int64_t>(sequence.prompt().size()),
-                                  options_.scheduler.step_rows);
+    return sequence.ReserveBlocks(engine_.pool(), job.tokens, options_.scheduler.step_rows);
   };
   // Log-probabilities of a prompt need logits of all its rows.
-  if (!prefixes_.has_value() || job.sampling.prompt_logprobs()) return reserve();
+  if (!prefixes_.has_value() || sequence.params().prompt_logprobs) return reserve();
   kv::BlockTable held =
-      prefixes_->Find(kv::RootPrefix(job.cache_salt), sequence.prompt(), /*lossy_too=*/false)
+      prefixes_->Find(kv::RootPrefix(job.cache_salt), sequence.tokens(), /*lossy_too=*/false)
           .blocks;
   if (held.empty()) return reserve();
   job.cached_tokens = static_cast<int32_t>(held.capacity_tokens());
@@ -288,9 +305,8 @@ void PrefillNode::PushBlocks(Job& job, int32_t layer, int32_t first, int32_t pas
   if (job.ended || !job.handoff_open) return;
   const kv::KvGroups& groups = engine_.pool().groups();
   const int32_t group = groups.group_of(layer);
-  const auto prompt_tokens = static_cast<int32_t>(job.sequence->prompt().size());
   first = std::max({first, job.grant.held_prefix_tokens() / kv::kBlockTokens,
-                    groups.FirstBlock(group, prompt_tokens)});
+                    groups.FirstBlock(group, job.tokens)});
   if (past <= first) return;
   const absl::Status pushed =
       sender_.Push(job.handoff, layer, first,
@@ -340,8 +356,8 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   }
   if (!result.has_token) return;
   if (prefixes_.has_value()) {
-    const std::span<const TokenId> prompt = job.sequence->prompt();
-    prefixes_->Keep(kv::RootPrefix(job.cache_salt), prompt, static_cast<int32_t>(prompt.size()),
+    prefixes_->Keep(kv::RootPrefix(job.cache_salt),
+                    job.sequence->tokens().first(static_cast<size_t>(job.tokens)), job.tokens,
                     job.sequence->blocks());
   }
   metrics_.output_tokens.Increment();
@@ -355,6 +371,8 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   first = std::move(job.first);
   first.set_sequence(job.id);
   first.set_cached_tokens(job.cached_tokens);
+  const std::span<const TokenId> output = job.sequence->output();
+  first.set_position(static_cast<uint32_t>(output.size() - 1));
   if (!stopped) *first.mutable_token() = token;
   control_.Send(job.router, std::move(envelope));
 
@@ -371,11 +389,11 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
   body.set_sequence(job.id);
   body.mutable_prompt()->Assign(job.sequence->prompt().begin(), job.sequence->prompt().end());
   *body.mutable_sampling() = job.sampling;
+  body.mutable_output()->Assign(output.begin(), output.end() - 1);
   *body.mutable_first_token() = token;
   body.set_router(job.router);
   body.set_cache_salt(job.cache_salt);
-  body.set_blocks(
-      static_cast<int32_t>(kv::BlocksFor(static_cast<int64_t>(job.sequence->prompt().size()))));
+  body.set_blocks(static_cast<int32_t>(kv::BlocksFor(job.tokens)));
   const absl::Status committed = sender_.Commit(job.handoff, body);
   if (!committed.ok() && !absl::IsNotFound(committed)) Fail(job, committed);
 }

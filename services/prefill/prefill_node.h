@@ -53,6 +53,8 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void Start();
   // Takes no more prompts; those here go on.
   void Drain();
+  // The process ends: tells the routers, so that they place what is here anew at once.
+  void CutOff();
   bool idle() const { return jobs_.empty(); }
 
  private:
@@ -61,6 +63,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     SequenceId id = 0;
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
+    int32_t tokens = 0;  // To be computed: the prompt and what was sampled elsewhere.
     proto::GrantInfo grant;
     proto::SamplingParams sampling;  // As received, for the commit.
     std::string cache_salt;
@@ -72,7 +75,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     KvSender::HandoffId handoff = 0;
     bool handoff_open = false;  // The sender may still read the blocks.
     int64_t pinned_blocks = 0;  // Computed, kept for the hand-off only.
-    int32_t cached_tokens = 0;  // Of the prompt, computed for an earlier one.
+    int32_t cached_tokens = 0;  // Of these, computed for an earlier prompt.
     bool cached_pushed = false;
     absl::Status start_status;  // Why the hand-off could not be opened.
     bool in_step = false;

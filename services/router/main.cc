@@ -119,6 +119,12 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   ClusterService::Options options;
   options.session.max_retries = config.max_retries;
   options.session.queue_timeout = config.queue_timeout;
+  options.session.resume_timeout = config.resume_timeout;
+  options.retries.per_request = config.retry_ratio;
+  options.retries.burst = config.retry_burst;
+  options.breakers.failures = config.breaker_failures;
+  options.breakers.open = config.breaker_open;
+  options.breakers.most_open = std::max(options.breakers.most_open, config.breaker_open);
   options.session.reserve_timeout = config.reserve_timeout;
   options.session.first_token_timeout = config.first_token_timeout;
   options.session.token_timeout = config.token_timeout;

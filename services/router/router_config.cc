@@ -109,7 +109,14 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
   flags.AddInt("max-queued", &config.max_queued, {0, 1 << 20},
                "most sequences waiting for a node; more are refused with 429");
   flags.AddInt("max-retries", &config.max_retries, {0, 100},
-               "how often a sequence may start over before its first token");
+               "how often a sequence may be begun anew on other nodes, or be resumed there; 256 "
+               "tokens of progress forgive one");
+  flags.AddInt("retry-burst", &config.retry_burst, {1, 1 << 20},
+               "how many sequences may be begun anew at once; more are spread over time");
+  flags.AddDouble("retry-ratio", &config.retry_ratio, {0, 100},
+                  "how many more each request allows, beside ten a second");
+  flags.AddInt("breaker-failures", &config.breaker_failures, {1, 1 << 20},
+               "failures of a node, with no success between, after which it is passed over");
   flags.AddInt("max-context-tokens", &config.max_context_tokens, {0, 1 << 30},
                "most tokens of prompt and answer together; 0 takes the model's limit");
   flags.AddStrings("lynx-allow", &config.lynx_allow,
@@ -138,6 +145,11 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                 "for a node then");
   flags.AddDuration("queue-timeout", &config.queue_timeout, wait,
                     "how long a sequence may wait for a node");
+  flags.AddDuration("resume-timeout", &config.resume_timeout, wait,
+                    "how long one that has lost its nodes in mid-answer may wait for others");
+  flags.AddDuration("breaker-open", &config.breaker_open, wait,
+                    "how long a failing node is passed over at first; twice as long each time, at "
+                    "most a minute or this");
   flags.AddDuration("request-timeout", &config.request_timeout, wait,
                     "most time for a request in all");
   flags.AddDuration("reserve-timeout", &config.reserve_timeout, wait,

@@ -31,7 +31,10 @@ struct RouterConfig {
 
   int32_t max_inflight = 1024;
   int32_t max_queued = 1024;
-  int32_t max_retries = 2;
+  int32_t max_retries = 3;
+  int32_t retry_burst = 1024;
+  double retry_ratio = 0.2;
+  int32_t breaker_failures = 5;
   int32_t max_context_tokens = 0;
   int32_t max_connections = 4096;
   int64_t max_body_bytes = int64_t{16} << 20;
@@ -40,6 +43,8 @@ struct RouterConfig {
   absl::Duration slo_tpot = absl::ZeroDuration();
   bool refuse_late = false;
   absl::Duration queue_timeout = absl::Seconds(30);
+  absl::Duration resume_timeout = absl::Seconds(30);
+  absl::Duration breaker_open = absl::Seconds(2);
   absl::Duration request_timeout = absl::Hours(1);
   absl::Duration reserve_timeout = absl::Seconds(2);
   absl::Duration grant_lease = absl::Seconds(30);

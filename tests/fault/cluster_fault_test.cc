@@ -12,7 +12,7 @@
 #include "tests/support/test_size.h"
 
 // Faults below and around a whole cluster. Whatever goes wrong, an answer is the one that a single
-// process gives, or an error; everything returns to rest; and then the cluster serves again.
+// process gives; everything returns to rest; and then the cluster serves again.
 namespace lynx {
 namespace {
 
@@ -30,10 +30,6 @@ std::vector<TokenId> Prompt(uint32_t seed, size_t length, uint32_t vocabulary = 
   std::vector<TokenId> prompt;
   for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<TokenId>(rng() % vocabulary));
   return prompt;
-}
-
-bool IsPrefix(const std::vector<TokenId>& part, const std::vector<TokenId>& whole) {
-  return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
 }
 
 // One request with a scripted fault on what prefill sends, then one without.
@@ -60,14 +56,8 @@ void ExpectNeverWrong(TransferFault fault, int message) {
     RecordingSink sink;
     cluster.Submit(prompt, PlainSampling(20), sink);
     ASSERT_TRUE(cluster.RunUntil([&] { return sink.ended; })) << "request " << request;
-    const auto want = oracle.Answer(prompt, PlainSampling(20));
-    EXPECT_TRUE(IsPrefix(sink.ids(), want)) << "request " << request;
-    if (sink.end.status.ok()) {
-      EXPECT_EQ(sink.ids(), want) << "request " << request;
-    }
-    if (request == 1) {
-      EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
-    }
+    EXPECT_TRUE(sink.end.status.ok()) << sink.end.status;
+    EXPECT_EQ(sink.ids(), oracle.Answer(prompt, PlainSampling(20))) << "request " << request;
     EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Minutes(1)));
   }
 }
@@ -159,15 +149,10 @@ void KillAndReturn(uint32_t seed, const std::string& model_dir, uint32_t vocabul
                            [](const auto& sink) { return sink->ended; });
       },
       absl::Minutes(10)));
-  size_t good = 0;
   for (size_t i = 0; i < sinks.size(); ++i) {
-    const auto want = oracle.Answer(prompts[i], PlainSampling(16));
-    EXPECT_TRUE(IsPrefix(sinks[i]->ids(), want)) << "request " << i;
-    if (!sinks[i]->end.status.ok()) continue;
-    EXPECT_EQ(sinks[i]->ids(), want) << "request " << i;
-    ++good;
+    EXPECT_TRUE(sinks[i]->end.status.ok()) << "request " << i << ": " << sinks[i]->end.status;
+    EXPECT_EQ(sinks[i]->ids(), oracle.Answer(prompts[i], PlainSampling(16))) << "request " << i;
   }
-  EXPECT_GT(good, sinks.size() / 2);
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Idle(); }, absl::Minutes(2)));
   for (int i = 0; i < 4; ++i) {
     RecordingSink sink;
@@ -206,7 +191,7 @@ TEST(ClusterFaultTest, AGrantWhoseCancelWasLostReturnsItsBlocks) {
   }
 }
 
-TEST(ClusterFaultTest, NodesThatDieAndReturnCostErrorsAtMost) {
+TEST(ClusterFaultTest, NodesThatDieAndReturnCostTimeAtMost) {
   const uint32_t seeds = testing::ForTestSize(1u, 3u, 60u);
   for (uint32_t seed = 1; seed <= seeds; ++seed) {
     KillAndReturn(seed, "models/lynx-tiny-moe", 4093);

@@ -18,9 +18,9 @@
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
 
-// STR-6: what a client reads when a node dies at a chosen message of its answer. Never a stream
-// that is short and reads as complete, never a token twice or none, exactly one error when the
-// answer cannot be completed.
+// What a client reads when a node dies at a chosen message of its answer: the whole answer, while
+// one node of each role remains or returns in time. Else STR-6: never a stream that is short and
+// reads as complete, never a token twice or none, exactly one error.
 namespace lynx {
 namespace {
 
@@ -84,7 +84,8 @@ class Stage {
                      .query = {},
                      .headers = {},
                      .body = absl::StrCat(
-                         R"({"model":"lynx-tiny-moe","prompt":"import os","temperature":0,)",
+                         R"({"model":"lynx-tiny-moe","prompt":"import os",)",
+                         fields.find("temperature") == fields.npos ? R"("temperature":0,)" : "",
                          R"("ignore_eos":true,"max_tokens":)", max_tokens,
                          stream ? R"(,"stream":true)" : "", fields.empty() ? "" : ",", fields, "}"),
                      .peer = {}},
@@ -200,6 +201,32 @@ const Answer& Undisturbed(int max_tokens, const std::string& fields = "") {
   return entry->second;
 }
 
+// What a stream says, without what the times and cuts of its chunks decide.
+Json Essence(const FakeResponseWriter& writer) {
+  Json choices = Json::object();
+  bool done = false;
+  for (const std::string& event : writer.Events()) {
+    done = event == "[DONE]";
+    if (done) break;
+    const Json object = Json::parse(event);
+    EXPECT_TRUE(object.contains("choices")) << event;
+    if (!object.contains("choices")) break;
+    for (const Json& choice : object.at("choices")) {
+      Json& whole = choices[std::to_string(choice.at("index").get<int>())];
+      if (whole.is_null()) whole = Json::object();
+      whole["text"] = whole.value("text", "") + choice.at("text").get<std::string>();
+      if (!choice.at("finish_reason").is_null()) whole["finish"] = choice.at("finish_reason");
+      if (!choice.contains("logprobs") || choice.at("logprobs").is_null()) continue;
+      for (const auto& [key, values] : choice.at("logprobs").items()) {
+        if (!values.is_array()) continue;
+        for (const Json& value : values) whole[key].push_back(value);
+      }
+    }
+  }
+  EXPECT_TRUE(done) << writer.body();
+  return choices;
+}
+
 // The rule. `want` is the undisturbed answer.
 void ExpectHonest(const Stage& stage, const Answer& answer, const Answer& want,
                   int failures_before) {
@@ -213,6 +240,22 @@ void ExpectHonest(const Stage& stage, const Answer& answer, const Answer& want,
     EXPECT_EQ(answer.finish_reason, "") << "a reason reads as an end";
     EXPECT_EQ(stage.Failures(), failures_before + 1);
   }
+}
+
+// A node whose death is planned dies, and returns eight seconds later.
+std::shared_ptr<FakeResponseWriter> ExpectServedOnReturn(Stage& stage, bool stream,
+                                                         const std::string& victim,
+                                                         const Answer& want) {
+  auto writer = stage.Begin(stream, 6);
+  EXPECT_TRUE(stage.cluster().RunUntil([&] { return stage.happened(); }));
+  stage.cluster().Run(absl::Seconds(8));
+  EXPECT_FALSE(writer->finished());
+  stage.cluster().Start(victim);
+  EXPECT_TRUE(stage.cluster().RunUntil([&] { return writer->finished(); }));
+  const Answer answer = Read(*writer);
+  EXPECT_TRUE(answer.complete) << answer.error;
+  ExpectHonest(stage, answer, want, 0);
+  return writer;
 }
 
 struct Case {
@@ -258,22 +301,21 @@ TEST(StreamFaultTest, DeathBetweenPrefillAndTheFirstToken) {
                   {"prefill-0", kFirstToken, 1, /*lost=*/true, "prefill-0"},
                   false,
                   true});
-  // The first token is on its way: it cannot be taken back.
   ExpectOutcomes({"decode dies, the first token arrives",
                   {"prefill-0", kFirstToken, 1, /*lost=*/false, "decode-0"},
                   false,
-                  false});
+                  true});
 }
 
 TEST(StreamFaultTest, DeathInMidStream) {
   ExpectOutcomes({"decode dies after its second token",
                   {"decode-0", kTokenBatch, 2, /*lost=*/false, "decode-0"},
                   false,
-                  false});
+                  true});
   ExpectOutcomes({"decode dies with its second token",
                   {"decode-0", kTokenBatch, 2, /*lost=*/true, "decode-0"},
                   false,
-                  false});
+                  true});
   // It has handed the sequence off.
   ExpectOutcomes(
       {"prefill dies", {"decode-0", kTokenBatch, 1, /*lost=*/false, "prefill-0"}, true, true});
@@ -302,7 +344,7 @@ TEST(StreamFaultTest, DeathBetweenTheLastTokenAndTheLastWord) {
   ExpectOutcomes({"decode dies with the last token",
                   {"decode-0", kTokenBatch, 5, /*lost=*/true, "decode-0"},
                   false,
-                  false});
+                  true});
 }
 
 // Where an answer ends by itself, only the last word tells that it was to end there.
@@ -318,10 +360,10 @@ TEST(StreamFaultTest, DeathBeforeTheWordThatAnAnswerHasStopped) {
       ExpectOutcome({"decode dies with the word that it stopped",
                      {"decode-0", kTerminal, 1, /*lost=*/true, "decode-0"},
                      false,
-                     false,
+                     true,
                      40,
                      fields.c_str()},
-                    stream, 2);
+                    stream, stream ? 2 : 1);
     }
     return;
   }
@@ -336,17 +378,58 @@ TEST(StreamFaultTest, TheOnlyNodeReturnsInTime) {
       SCOPED_TRACE(victim);
       Stage stage(1);
       stage.Plan({"prefill-0", kFirstToken, 1, /*lost=*/true, victim});
-      auto writer = stage.Begin(stream, 6);
-      ASSERT_TRUE(stage.cluster().RunUntil([&] { return stage.happened(); }));
-      stage.cluster().Run(absl::Seconds(8));
-      EXPECT_FALSE(writer->finished());
-      stage.cluster().Start(victim);
-      ASSERT_TRUE(stage.cluster().RunUntil([&] { return writer->finished(); }));
-      const Answer answer = Read(*writer);
-      EXPECT_TRUE(answer.complete) << answer.error;
-      ExpectHonest(stage, answer, want, 0);
+      ExpectServedOnReturn(stage, stream, victim, want);
     }
   }
+  for (const bool stream : {true, false}) {
+    Stage stage(1);
+    stage.Plan({"decode-0", kTokenBatch, 3, /*lost=*/false, "decode-0"});
+    auto writer = ExpectServedOnReturn(stage, stream, "decode-0", want);
+    if (stream) {
+      EXPECT_THAT(writer->body(), HasSubstr(": waiting")) << "so that no proxy takes it for dead";
+    }
+  }
+}
+
+// Everything that decides a token and everything that is said of it: seeds, penalties, biases,
+// bounds, log-probabilities, stop strings over token borders, several choices.
+TEST(StreamFaultTest, WhateverWasAskedForGoesOnAsIfNothingHadHappened) {
+  const std::vector<std::string> asked = {
+      R"("temperature":1.3,"seed":7,"top_p":0.9,"logprobs":3)",
+      R"("temperature":0.8,"seed":8,"n":3,"top_k":40,"min_p":0.01)",
+      R"("temperature":1,"seed":9,"presence_penalty":1.5,"frequency_penalty":1.1,)"
+      R"("repetition_penalty":1.3,"logit_bias":{"5":4,"17":-100},"logprobs":0)",
+      R"("temperature":1.1,"seed":11,"echo":true,"logprobs":2)",
+      R"("temperature":1,"seed":10,"stop":["e ","qq"],"min_tokens":3)"};
+  int deaths = 0;
+  for (const std::string& fields : asked) {
+    for (const int count : {1, 4, 9, 15}) {
+      if (testing::ForTestSize(0, 1, 1) == 0 && count % 2 == 0) continue;
+      SCOPED_TRACE(::testing::Message() << fields << ", death at batch " << count);
+      const Json want = Essence(*Stage(2).Ask(/*stream=*/true, 20, fields));
+      Stage stage(2);
+      stage.Plan({"decode-0", kTokenBatch, count, /*lost=*/count % 3 == 0, "decode-0"});
+      auto writer = stage.Ask(/*stream=*/true, 20, fields);
+      EXPECT_EQ(Essence(*writer), want);
+      EXPECT_EQ(stage.Failures(), 0);
+      deaths += stage.happened() ? 1 : 0;
+    }
+  }
+  EXPECT_GE(deaths, static_cast<int>(asked.size())) << "an answer may end before";
+}
+
+TEST(StreamFaultTest, TheUsageTellsOfFailovers) {
+  const std::string fields = R"("stream_options":{"include_usage":true})";
+  Stage stage(2);
+  auto writer = stage.Ask(true, 6, fields);
+  EXPECT_THAT(writer->body(), ::testing::Not(HasSubstr("failovers")));
+  stage.Plan({"decode-0", kTokenBatch, 2, /*lost=*/false, "decode-0"});
+  while (!stage.happened()) writer = stage.Ask(true, 6, fields);
+  const std::vector<std::string> events = writer->Events();
+  ASSERT_GE(events.size(), 2u);
+  const Json usage = Json::parse(events[events.size() - 2]).at("usage");
+  EXPECT_EQ(usage.at("lynx"), Json({{"failovers", 1}}));
+  EXPECT_EQ(usage.at("completion_tokens"), 6);
 }
 
 // Two choices, of which one is lost: the answer is not complete.
@@ -362,7 +445,8 @@ TEST(StreamFaultTest, OneLostChoiceIsAnErrorOfTheWhole) {
   EXPECT_EQ(stage.Failures(), 1);
 }
 
-// Every message of an answer is the last one of its speaker once.
+// Every message of an answer is the last one of its speaker once. The other nodes of two pairs
+// finish it; alone, a node may leave an error.
 TEST(StreamFaultTest, DeathAtAnyMessageIsNeverAShortSuccess) {
   const std::vector<std::pair<std::string, Body>> messages = {{"decode-0", Body::kGrant},
                                                               {"prefill-0", kFirstToken},
@@ -382,12 +466,15 @@ TEST(StreamFaultTest, DeathAtAnyMessageIsNeverAShortSuccess) {
             SCOPED_TRACE(::testing::Message()
                          << victim << " dies at message " << count << " of kind " << kind
                          << (lost ? ", lost" : "") << (stream ? ", streamed" : ", whole"));
-            Stage stage(1);
-            stage.Plan({speaker, kind, count, lost, victim});
-            const Answer answer = Read(*stage.Ask(stream, kTokens));
-            ASSERT_TRUE(stage.happened());
-            ExpectHonest(stage, answer, want, 0);
-            ++deaths;
+            for (const int pairs : {1, 2}) {
+              Stage stage(pairs);
+              stage.Plan({speaker, kind, count, lost, victim});
+              const Answer answer = Read(*stage.Ask(stream, kTokens));
+              ASSERT_TRUE(stage.happened());
+              ExpectHonest(stage, answer, want, 0);
+              EXPECT_TRUE(answer.complete || pairs == 1) << answer.error;
+              ++deaths;
+            }
           }
         }
       }

@@ -38,3 +38,18 @@ def test_every_option_is_on_the_page_and_the_other_way_round():
         shown = subprocess.run([str(BIN / words[0]), *words[1:], "--help"], capture_output=True, text=True, check=True)
         flags = set(re.findall(r"^  (?:-h,)?--([A-Za-z0-9-]+)", shown.stdout, re.M)) - {"help", "version", "config"}
         assert flags == listed, program
+
+
+def test_every_row_of_the_failure_model_names_tests_that_exist():
+    page = (ROOT / "docs/failure-model.md").read_text()
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*_test.cc")))
+    exist = {f"{suite}.{name}" for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", sources, re.M)}
+    exist |= {f"{path.name}::{name}" for path in (ROOT / "tests/process").rglob("test_*.py")
+              for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
+    rows = [row for row in page.split("\n## Events\n")[1].splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 15
+    for row in rows:
+        assert re.search(r"`[\w.]+(?:::|\.)\w+`", row.split("|")[-2]), row
+    named = set(re.findall(r"`(\w+Test\.\w+|test_\w+\.py::\w+)`", page))
+    assert named <= exist, sorted(named - exist)
+    assert len(named) > 30

@@ -42,8 +42,8 @@ def events_of(cluster, body, on_event=lambda n: None, events=None):
     return events, True
 
 
-def test_a_decode_node_that_dies_in_mid_stream_is_an_error_not_an_end():  # STR-6
-    with running_cluster() as cluster:
+def test_the_only_decode_node_that_dies_in_mid_stream_is_an_error_not_an_end():  # STR-6
+    with running_cluster(router_flags=("--resume-timeout", "2s")) as cluster:
         decode = cluster.nodes["decode-0"]
 
         def kill_after_five(count):
@@ -91,7 +91,7 @@ def failures(cluster):
 
 
 def test_a_decode_node_that_dies_before_the_first_token_is_read_is_an_error():  # STR-6
-    with running_cluster(router_flags=("--gone-after", "5s")) as cluster:
+    with running_cluster(router_flags=("--gone-after", "5s", "--resume-timeout", "2s")) as cluster:
         answers = []
         dead_after_prefill(cluster, lambda: answers.append(events_of(cluster, completion(stream=True))))
         (events, _), = answers

@@ -362,8 +362,9 @@ absl::Status KvReceiver::CheckCommitBody(const Grant& grant, const proto::Commit
   if (body.router() != request.router) {
     return differ("router", HexId(body.router()), HexId(request.router));
   }
-  if (body.prompt_size() != request.prompt_tokens) {
-    return differ("prompt length", body.prompt_size(), request.prompt_tokens);
+  if (body.prompt_size() + body.output_size() != request.prompt_tokens) {
+    return differ("number of tokens", body.prompt_size() + body.output_size(),
+                  request.prompt_tokens);
   }
   if (body.blocks() != grant.fill.end_block()) {
     return differ("number of blocks", body.blocks(), grant.fill.end_block());
@@ -373,8 +374,11 @@ absl::Status KvReceiver::CheckCommitBody(const Grant& grant, const proto::Commit
 
 absl::Status KvReceiver::CheckHeldPrefix(const Grant& grant, const proto::CommitBody& body) const {
   const std::vector<TokenId>& held = grant.request.held_prefix;
-  const auto [mine, prompt] =
+  auto [mine, its] =
       std::mismatch(held.begin(), held.end(), body.prompt().begin(), body.prompt().end());
+  if (its == body.prompt().end()) {
+    mine = std::mismatch(mine, held.end(), body.output().begin(), body.output().end()).first;
+  }
   if (mine == held.end()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("the prompt differs in token ", mine - held.begin(),
                                          " from the prefix of ", held.size(),

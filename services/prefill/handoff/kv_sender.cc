@@ -277,11 +277,12 @@ absl::Status KvSender::Commit(HandoffId id, const proto::CommitBody& body) {
   }
   Handoff& handoff = *it->second;
   const kv::KvGroups& groups = kv_.layout().groups;
+  const int32_t tokens = body.prompt_size() + body.output_size();
   int64_t want = 0;
   int64_t wanted_pushed = 0;
   for (int32_t layer = 0; layer < kv_.layout().layers; ++layer) {
-    const int32_t first = std::max(handoff.held_blocks,
-                                   groups.FirstBlock(groups.group_of(layer), body.prompt_size()));
+    const int32_t first =
+        std::max(handoff.held_blocks, groups.FirstBlock(groups.group_of(layer), tokens));
     for (int32_t block = first; block < std::min(body.blocks(), handoff.grant.blocks()); ++block) {
       want += 1;
       wanted_pushed += handoff.pushed[PushedBit(handoff, layer, block)] ? 1 : 0;

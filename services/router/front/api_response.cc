@@ -102,15 +102,18 @@ Json HeadJson(const ResponseHead& head, const char* object) {
 }
 
 Json UsageJson(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}, {"audio_tokens", 0}}},
-          {"completion_tokens_details",
-           {{"reasoning_tokens", 0},
-            {"audio_tokens", 0},
-            {"accepted_prediction_tokens", 0},
-            {"rejected_prediction_tokens", 0}}}};
+  Json json = {
+      {"prompt_tokens", usage.prompt_tokens},
+      {"completion_tokens", usage.completion_tokens},
+      {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}, {"audio_tokens", 0}}},
+      {"completion_tokens_details",
+       {{"reasoning_tokens", 0},
+        {"audio_tokens", 0},
+        {"accepted_prediction_tokens", 0},
+        {"rejected_prediction_tokens", 0}}}};
+  if (usage.failovers > 0) json["lynx"] = {{"failovers", usage.failovers}};
+  return json;
 }
 
 Json ModelJson(std::string_view name, int64_t created_s, int32_t max_context_tokens) {

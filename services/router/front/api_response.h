@@ -54,6 +54,7 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t failovers = 0;  // How often an answer went on on other nodes; told where it is not 0.
 };
 
 // `text` cut and joined as UTF-8 of its own; other bytes as OpenAI writes them: `bytes:\xe2\x82`.

@@ -48,6 +48,7 @@ class CompletionSession::ChoiceSink final : public SequenceSink {
   void OnTokens(std::span<const proto::Token* const> tokens) override {
     session.OnTokens(*this, tokens);
   }
+  void OnResumed() override { session.OnResumed(); }
   void OnEnd(const SequenceEnd& end) override { session.OnEnd(*this, end); }
 
   // Between the first token and the last; zero when they are one.
@@ -398,6 +399,7 @@ void CompletionSession::Finish(int code, Outcome outcome, const absl::Status& st
                   {"status", status.ok() ? "OK" : status.ToString()},
                   {"prompt_tokens", absl::StrCat(usage.prompt_tokens)},
                   {"output_tokens", absl::StrCat(usage.completion_tokens)},
+                  {"failovers", absl::StrCat(usage.failovers)},
                   {"seconds", absl::StrCat(absl::ToDoubleSeconds(took))}});
   context_.loop.Post(std::move(finished_));
 }
@@ -415,6 +417,7 @@ void CompletionSession::CountSlo(Outcome outcome, int64_t output_tokens) {
 
 Usage CompletionSession::TotalUsage() const {
   Usage usage;
+  usage.failovers = failovers_;
   for (const PreparedPrompt& prompt : prepared_.prompts) {
     usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
   }

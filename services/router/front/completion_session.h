@@ -86,6 +86,7 @@ class CompletionSession {
 
   void OnFirstToken(ChoiceSink& choice, const proto::FirstToken& first);
   void OnTokens(ChoiceSink& choice, std::span<const proto::Token* const> tokens);
+  void OnResumed() { ++failovers_; }
   void OnEnd(ChoiceSink& choice, const SequenceEnd& end);
 
   void Echo(ChoiceSink& choice, const proto::FirstToken& first);
@@ -116,6 +117,7 @@ class CompletionSession {
   State state_ = State::kWaiting;
   std::vector<std::unique_ptr<ChoiceSink>> choices_;
   size_t choices_over_ = 0;
+  int64_t failovers_ = 0;  // Of all choices, in mid-answer.
   bool any_token_ = false;
   std::string output_;  // SSE events not yet written.
   absl::Time last_write_;

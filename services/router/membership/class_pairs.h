@@ -1,12 +1,20 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "services/router/membership/node_table.h"
 
 namespace lynx::router {
+
+// Numeric classes of prefill and decode.
+struct ClassNames {
+  std::string prefill;
+  std::string decode;
+  bool operator==(const ClassNames&) const = default;
+};
 
 // The nodes of one numeric class that compute prompts, and those of one class that go on from them:
 // within such a pair an exact sequence has the same bits wherever it is placed. Of equal classes,
@@ -18,6 +26,7 @@ struct ClassPair {
   std::vector<const Member*> prefill;
   std::vector<const Member*> decode;
 
+  ClassNames names() const { return {std::string(prefill_class), std::string(decode_class)}; }
   // Some node of each side is.
   bool ready() const;
   // Whether that decode node of the pair may compute prompts itself.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/mix.h"
 #include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
 #include "common/telemetry/log.h"
@@ -36,11 +37,11 @@ int64_t MostBlocks(const proto::NodeStatus& node, int64_t tokens) {
   return SumGroups(node, tokens, [](const proto::KvGroup& group) { return group.most_blocks(); });
 }
 
-// ... and what decode needs free to take a hand-off: the prompt and room for the next token. Of a
-// sequence that fits, no more than there is: a node that has everything free is asked.
-int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceRequest& request) {
+// ... and what decode needs free to take a hand-off: what is known of it and room for the next
+// token. Of a sequence that fits, no more than there is: a node that has everything free is asked.
+int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceSession& session) {
   const int64_t blocks =
-      SumGroups(decode, static_cast<int64_t>(request.prompt.size()) + 1,
+      SumGroups(decode, session.known_tokens() + 1,
                 [](const proto::KvGroup& group) { return group.granted_blocks(); });
   const int64_t total = decode.kv_blocks_total();
   return total > 0 ? std::min(blocks, total) : blocks;
@@ -53,10 +54,22 @@ bool Exact(const SequenceRequest& request, const Member& decode) {
   return policy.empty() ? !decode.status.remaps() : policy == "exact";
 }
 
+std::vector<kv::PrefixHash> Hashes(const SequenceSession& session) {
+  std::vector<TokenId> tokens = session.request().prompt;
+  tokens.insert(tokens.end(), session.output().begin(), session.output().end());
+  tokens.pop_back();
+  return kv::PrefixHashes(session.request().cache_salt, tokens);
+}
+
 // Where exact sequences go. Null: no pair is ready.
 const ClassPair* FirstReady(const std::vector<ClassPair>& pairs) {
   const auto it = std::find_if(pairs.begin(), pairs.end(), [](auto& pair) { return pair.ready(); });
   return it != pairs.end() ? &*it : nullptr;
+}
+
+// Log-probabilities of a prompt need all of it computed; they are told with the first token.
+bool ScoresPrompt(const SequenceSession& session) {
+  return session.request().sampling.prompt_logprobs() && session.output().empty();
 }
 
 // The weight of one sequence in what is said of those lately.
@@ -75,9 +88,7 @@ uint32_t Milliseconds(absl::Duration duration) {
 ClusterService::Entry::Entry(SequenceRequest request, const SequenceSession::Options& options,
                              absl::Time now, SequenceSink& its_sink)
     : session(std::move(request), options, now),
-      prefix(kv::PrefixHashes(
-          session.request().cache_salt,
-          std::span(session.request().prompt).first(session.request().prompt.size() - 1))),
+      prefix(Hashes(session)),
       sink(its_sink),
       arrived(now) {}
 
@@ -90,7 +101,9 @@ ClusterService::ClusterService(Options options, EventLoop& loop, NodeRegistry& n
       policy_(std::move(policy)),
       metrics_(metrics),
       draw_id_(std::move(draw_id)),
-      admission_(options_.admission) {}
+      admission_(options_.admission),
+      retries_(options_.retries, loop.Now()),
+      breakers_(options_.breakers) {}
 
 ClusterService::~ClusterService() {
   LYNX_CHECK_MSG(entries_.empty(), "sequences left: call Shutdown first");
@@ -139,6 +152,7 @@ absl::StatusOr<SequenceId> ClusterService::Start(SequenceRequest request, Sequen
       !entered.ok()) {
     return reject(Rejection::kQueueFull, std::move(entered));
   }
+  retries_.OnRequest(now);
   Watch(id, *entries_.emplace(id, std::move(entry)).first->second);
   if (displaced.has_value()) Displace(*displaced);
   Pump();
@@ -203,13 +217,16 @@ bool ClusterService::Idle() const {
 
 void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
   resting_.erase(node);
+  breakers_.OnGone(node);
   releases_.OnNodeGone(node);
-  std::vector<SequenceId> touched;
+  // In the queue's order, so that who comes first is placed again first.
+  std::map<AdmissionQueue::Ticket, SequenceId> touched;
   for (const auto& [id, entry] : entries_) {
-    if (entry->session.decode() == node || entry->session.prefill() == node) touched.push_back(id);
+    if (entry->session.decode() == node || entry->session.prefill() == node) {
+      touched.emplace(entry->ticket, id);
+    }
   }
-  // The order of a hash map must not decide who is placed again first; arrival does, in the queue.
-  for (const SequenceId id : touched) {
+  for (const auto& [ticket, id] : touched) {
     auto it = entries_.find(id);
     if (it != entries_.end()) Apply(id, it->second->session.OnNodeGone(node, why, loop_.Now()));
   }
@@ -310,16 +327,25 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
   for (const Effects::Message& cancel : effects.cancels) {
     SendCancel(cancel.node, cancel.wire_id, "given up by the router");
   }
+  if (effects.failed != 0) breakers_.OnFailure(effects.failed, loop_.Now());
+  for (const NodeId node : effects.worked) breakers_.OnSuccess(node);
   if (effects.retry.has_value()) {
     metrics_.Retried(effects.retry->first, effects.retry->second);
-    telemetry::LogWarning("sequence starts over", {{"request_id", request.request_id},
-                                                   {"stage", Name(effects.retry->first)},
-                                                   {"reason", Name(effects.retry->second)}});
+    telemetry::LogWarning("sequence starts over",
+                          {{"request_id", request.request_id},
+                           {"stage", Name(effects.retry->first)},
+                           {"reason", Name(effects.retry->second)},
+                           {"delivered", absl::StrCat(entry.session.output().size())}});
   }
   if (effects.gave_up.has_value()) metrics_.StageTook(Stage::kGivenUp, *effects.gave_up);
   if (effects.requeue) {
     admission_.Requeue(entry.ticket, id);
+    if (effects.retry.has_value()) Delay(entry);
     SchedulePump();
+  }
+  if (effects.resumed.has_value()) {
+    metrics_.FailedOver(/*resumed=*/true);
+    metrics_.failover_seconds.Observe(absl::ToDoubleSeconds(*effects.resumed));
   }
   Measure(entry);
   Settle(id, entry);
@@ -334,6 +360,7 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
   if (got > 0) admission_.Used(request.tenant, static_cast<int64_t>(got));
 
   // Everything is consistent from here on, as a sink may call back into this object.
+  if (effects.resumed.has_value()) entry.sink.OnResumed();
   if (effects.first.has_value()) {
     entry.sink.OnFirstToken(*effects.first);
     if (!entries_.contains(id)) return;
@@ -350,6 +377,9 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
     answer_tokens_ += (tokens - answer_tokens_) * kNews;
   } else {
     metrics_.Ended(SequenceOutcome::kFailed);
+    if (entry.session.begun() && !absl::IsDeadlineExceeded(effects.end->status)) {
+      metrics_.FailedOver(/*resumed=*/false);
+    }
     telemetry::LogWarning("sequence failed", {{"request_id", request.request_id},
                                               {"status", effects.end->status.ToString()}});
   }
@@ -358,9 +388,19 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
   sink.OnEnd(*effects.end);
 }
 
+void ClusterService::Delay(Entry& entry) {
+  const absl::Time now = loop_.Now();
+  entry.prefix = Hashes(entry.session);
+  entry.not_before =
+      retries_.Take(now) + RetryJitter(entry.session.retries(), SplitMix(draw_id_()));
+  loop_.RunAfter(entry.not_before - now, [this, alive = alive_] {
+    if (*alive) SchedulePump();
+  });
+}
+
 PlacementRequest ClusterService::Placement(const Entry& entry) const {
   const SequenceRequest& request = entry.session.request();
-  return {.prompt_tokens = static_cast<int64_t>(request.prompt.size()),
+  return {.prompt_tokens = entry.session.known_tokens(),
           .prompt = request.prompt,
           .ttft_left = entry.arrived + options_.slo_ttft - loop_.Now(),
           .tpot_limit = options_.slo_tpot,
@@ -378,8 +418,7 @@ DecodeCandidate ClusterService::Decode(const Member& member, const Entry& entry)
 
 PrefillCandidate ClusterService::Prefill(const Member& member, const Entry& entry) const {
   PrefillCandidate candidate = loads_.Prefill(member);
-  // Log-probabilities of a prompt need all of it computed.
-  if (!entry.session.request().sampling.prompt_logprobs()) {
+  if (!ScoresPrompt(entry.session)) {
     candidate.held_tokens = prefixes_.HeldTokens(member.id, entry.prefix);
   }
   return candidate;
@@ -409,8 +448,7 @@ absl::Duration ClusterService::PredictedTtft(const Entry& entry) const {
 DecodeCandidate ClusterService::Granted(const Member& decode, const Entry& entry) const {
   DecodeCandidate candidate = loads_.Decode(decode);
   candidate.load = std::max<int64_t>(candidate.load - 1, 0);
-  // Log-probabilities of a prompt need all of it computed.
-  if (!entry.session.request().sampling.prompt_logprobs()) {
+  if (!ScoresPrompt(entry.session)) {
     candidate.held_tokens = entry.session.grant().held_prefix_tokens();
   }
   return candidate;
@@ -419,8 +457,7 @@ DecodeCandidate ClusterService::Granted(const Member& decode, const Entry& entry
 bool ClusterService::MayPrefillLocally(const Entry& entry, const Member* decode) const {
   return decode != nullptr && decode->status.prompt_rows() > 0 &&
          !entry.session.prefill_refused().contains(decode->id) &&
-         (!entry.prefill_class.has_value() ||
-          *entry.prefill_class == decode->status.numeric_class());
+         (!entry.classes.has_value() || entry.classes->prefill == decode->status.numeric_class());
 }
 
 void ClusterService::PlacePrefill(SequenceId id) {
@@ -439,12 +476,11 @@ void ClusterService::PlacePrefill(SequenceId id) {
     for (const Member* member : nodes_.nodes().ReadyNodes(proto::ROLE_PREFILL, hash)) {
       if (decode == nullptr || !Fits(*member, session) || resting_.contains(member->id) ||
           session.prefill_refused().contains(member->id) ||
-          (entry.prefill_class.has_value() &&
-           *entry.prefill_class != member->status.numeric_class())) {
+          (entry.classes.has_value() && entry.classes->prefill != member->status.numeric_class())) {
         continue;
       }
-      (session.avoid().contains(member->id) ? others : preferred)
-          .push_back(Prefill(*member, entry));
+      const bool shun = session.avoid().contains(member->id) || breakers_.Open(member->id, now);
+      (shun ? others : preferred).push_back(Prefill(*member, entry));
     }
     if (preferred.empty()) preferred.swap(others);
     NodeId node = 0;
@@ -464,6 +500,7 @@ void ClusterService::PlacePrefill(SequenceId id) {
     proto::Prefill& prefill = *envelope.mutable_prefill();
     prefill.set_sequence(session.wire_id());
     prefill.mutable_tokens()->Add(session.request().prompt.begin(), session.request().prompt.end());
+    prefill.mutable_output()->Add(session.output().begin(), session.output().end());
     *prefill.mutable_sampling() = session.request().sampling;
     *prefill.mutable_grant() = session.grant();
     prefill.set_cache_salt(session.request().cache_salt);
@@ -496,10 +533,12 @@ void ClusterService::SchedulePump() {
 
 void ClusterService::Pump() {
   // Strictly in the queue's order, so that no size of request starves; but one that fits no ready
-  // pair at all waits aside, or it would hold up everyone until its time is over.
+  // pair at all waits aside, or it would hold up everyone until its time is over. So does one whose
+  // retry is to wait.
   auto next = admission_.queue().begin();
   while (admission_.may_dispatch() && next != admission_.queue().end()) {
     const auto [ticket, id] = *next++;
+    if (entries_.at(id)->not_before > loop_.Now()) continue;
     bool can_wait = false;
     if (!TryDispatch(id, *entries_.at(id), can_wait) && can_wait) return;
   }
@@ -512,8 +551,8 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
   for (;;) {
     PlacementRequest placement = Placement(entry);  // Of the blocks, the candidates decide.
     const std::vector<ClassPair> pairs = Pairs(session);
-    const ClassPair* home = FirstReady(pairs);
-    can_wait = home != nullptr;
+    const ClassPair* home = Home(pairs, entry);
+    can_wait = home != nullptr && home->ready();
     std::vector<DecodeCandidate> all;
     std::vector<DecodeCandidate> preferred;
     std::set<NodeId> seen;  // Some are in several pairs.
@@ -530,8 +569,10 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
         if (!seen.insert(decode->id).second) continue;
         all.push_back(Decode(*decode, entry));
         placement.blocks_now = std::max(placement.blocks_now,
-                                        static_cast<int32_t>(BlocksNow(decode->status, request)));
-        if (!session.avoid().contains(decode->id)) preferred.push_back(all.back());
+                                        static_cast<int32_t>(BlocksNow(decode->status, session)));
+        if (!session.avoid().contains(decode->id) && !breakers_.Open(decode->id, now)) {
+          preferred.push_back(all.back());
+        }
       }
     }
     std::optional<NodeId> node = policy_->PickDecode(preferred, placement);
@@ -542,8 +583,9 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     proto::Envelope envelope;
     proto::Reserve& reserve = *envelope.mutable_reserve();
     reserve.set_sequence(wire_id);
-    reserve.set_prompt_tokens(static_cast<int32_t>(request.prompt.size()));
-    reserve.set_max_new_tokens(request.sampling.max_new_tokens());
+    reserve.set_prompt_tokens(static_cast<int32_t>(session.known_tokens()));
+    reserve.set_max_new_tokens(request.sampling.max_new_tokens() -
+                               static_cast<int32_t>(session.output().size()));
     reserve.set_lease_ms(Milliseconds(options_.grant_lease));
     const bool exact = Exact(request, *nodes_.nodes().Find(*node));
     // Of another class than the prompt's, what decode holds could not be used.
@@ -558,25 +600,53 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
       continue;
     }
     metrics_.LeftQueue(QueueOutcome::kDispatched, now - session.times().queued);
-    metrics_.StageTook(Stage::kQueue, now - session.times().queued);
+    if (!session.begun()) metrics_.StageTook(Stage::kQueue, now - session.times().queued);
     admission_.Dispatch(entry.ticket, now);
-    session.OnReserveSent(*node, wire_id, now);
-    entry.prefill_class.reset();
-    if (exact) entry.prefill_class = home->prefill_class;
+    entry.classes.reset();
+    if (exact) entry.classes = home->names();
+    // Of a pair of two classes, neither gives what was decoded the bits that it had on decode when
+    // it computes it with the prompt.
+    session.OnReserveSent(*node, wire_id, now,
+                          /*resumable=*/!exact || home->prefill_class == home->decode_class);
     Settle(id, entry);
     return true;
   }
 }
 
 bool ClusterService::Fits(const Member& node, const SequenceSession& session) const {
-  const auto prompt = static_cast<int64_t>(session.request().prompt.size());
-  const int64_t tokens = node.role == proto::ROLE_PREFILL ? prompt : TotalTokens(session.request());
+  const int64_t tokens =
+      node.role == proto::ROLE_PREFILL ? session.known_tokens() : TotalTokens(session.request());
   return Within(MostBlocks(node.status, tokens), node.status.kv_blocks_total()) &&
          Within(tokens, node.status.max_context_tokens()) && !session.too_small().contains(node.id);
 }
 
 std::vector<ClassPair> ClusterService::Pairs(const SequenceSession& session) const {
   return ClassPairs(nodes_.nodes(), [&](const Member& node) { return Fits(node, session); });
+}
+
+const ClassPair* ClusterService::Home(const std::vector<ClassPair>& pairs, const Entry& entry) {
+  if (!entry.session.begun() || !entry.classes.has_value()) return FirstReady(pairs);
+  const auto it = std::find_if(pairs.begin(), pairs.end(), [&](const ClassPair& pair) {
+    return pair.names() == *entry.classes;
+  });
+  return it != pairs.end() ? &*it : nullptr;
+}
+
+absl::Status ClusterService::NotPlaced(const Entry& entry, absl::Duration waited,
+                                       Rejection& rejection) const {
+  rejection = Rejection::kNotReady;
+  if (!nodes_.ready()) return absl::UnavailableError(nodes_.not_ready_reason());
+  const std::vector<ClassPair> pairs = Pairs(entry.session);
+  if (FirstReady(pairs) == nullptr) {
+    rejection = Rejection::kTooLarge;
+    return TooLarge(entry.session.request());
+  }
+  if (const ClassPair* home = Home(pairs, entry); home == nullptr || !home->ready()) {
+    return absl::UnavailableError("no nodes of the numeric class that its answer began with");
+  }
+  rejection = Rejection::kQueueTimeout;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no node had room within ", absl::FormatDuration(waited)));
 }
 
 absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
@@ -637,7 +707,7 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
   if (session.decode() != 0 && entry.charged_decode == 0) {
     const Member* decode = nodes_.nodes().Find(session.decode());
     entry.charged_blocks =
-        BlocksNow(decode != nullptr ? decode->status : proto::NodeStatus(), session.request());
+        BlocksNow(decode != nullptr ? decode->status : proto::NodeStatus(), session);
     loads_.Reserving(session.decode(), entry.charged_blocks);
     entry.charged_decode = session.decode();
   }
@@ -651,7 +721,7 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
     entry.charged_prefill = 0;
   }
   if (prefill != 0 && entry.charged_prefill == 0) {
-    entry.charged_tokens = static_cast<int64_t>(session.request().prompt.size());
+    entry.charged_tokens = session.known_tokens();
     if (const Member* member = nodes_.nodes().Find(prefill); member != nullptr) {
       entry.charged_tokens -= Prefill(*member, entry).held_tokens;
     }
@@ -688,6 +758,7 @@ void ClusterService::Measure(Entry& entry) {
     entry.measured = 0;
     return;
   }
+  if (entry.session.resumes()) return;  // The times are those to an answer's second token.
   if (entry.measured == 0) {
     entry.measured = 1;
     metrics_.StageTook(Stage::kReserve, t.granted - t.reserved);
@@ -698,8 +769,7 @@ void ClusterService::Measure(Entry& entry) {
     const absl::Time taken_over =
         entry.session.local() ? t.first_token : std::max(t.handed_off, t.first_token);
     metrics_.StageTook(Stage::kKvTransfer, taken_over - t.first_token);
-    const int64_t sent = static_cast<int64_t>(entry.session.request().prompt.size()) -
-                         entry.session.grant().held_prefix_tokens();
+    const int64_t sent = entry.session.known_tokens() - entry.session.grant().held_prefix_tokens();
     if (sent > 0 && !entry.session.local()) {
       transfer_per_token_ += ((taken_over - t.first_token) / sent - transfer_per_token_) * kNews;
     }
@@ -717,25 +787,15 @@ void ClusterService::OnTimer() {
     entry.watched = absl::InfiniteFuture();
     SequenceSession& session = entry.session;
     const bool queued = session.state() == SequenceState::kQueued;
+    const bool broken = session.broken();
     const absl::Duration waited = now - session.times().queued;
     absl::Status queue_status;
     Rejection rejection = Rejection::kQueueTimeout;
-    if (queued) {
-      if (!nodes_.ready()) {
-        rejection = Rejection::kNotReady;
-        queue_status = absl::UnavailableError(nodes_.not_ready_reason());
-      } else if (FirstReady(Pairs(session)) == nullptr) {
-        rejection = Rejection::kTooLarge;
-        queue_status = TooLarge(session.request());
-      } else {
-        queue_status = absl::ResourceExhaustedError(
-            absl::StrCat("no node had room within ", absl::FormatDuration(waited)));
-      }
-    }
+    if (queued) queue_status = NotPlaced(entry, waited, rejection);
     Effects effects = session.OnDeadline(queue_status, now);
     if (queued && effects.end.has_value()) {
       metrics_.LeftQueue(QueueOutcome::kTimeout, waited);
-      metrics_.Rejected(rejection);
+      if (!broken) metrics_.Rejected(rejection);
     }
     Apply(id, std::move(effects));
   }
@@ -752,6 +812,7 @@ void ClusterService::ArmTimer() {
 void ClusterService::UpdateGauges() {
   metrics_.queued.Set(static_cast<double>(admission_.queued()));
   metrics_.in_flight.Set(static_cast<double>(admission_.in_flight()));
+  metrics_.open_circuits.Set(breakers_.tripped());
 }
 
 }  // namespace lynx::router

@@ -20,7 +20,9 @@
 #include "services/router/placement/load_tracker.h"
 #include "services/router/placement/placement_policy.h"
 #include "services/router/placement/prefix_index.h"
+#include "services/router/session/node_breakers.h"
 #include "services/router/session/release_watch.h"
+#include "services/router/session/retry_budget.h"
 #include "services/router/session/sequence_service.h"
 #include "services/router/session/sequence_session.h"
 #include "services/router/session/session_metrics.h"
@@ -37,6 +39,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   struct Options {
     SequenceSession::Options session = {};
     AdmissionQueue::Options admission = {};
+    RetryBudget::Options retries = {};
+    NodeBreakers::Options breakers = {};
     absl::Duration grant_lease = absl::Seconds(30);  // Asked of decode for the hand-off to begin.
     absl::Duration max_duration = absl::Hours(1);    // Of a sequence, whatever its own deadline.
     // What sequences are to keep, for the placement policy; infinite: no limit.
@@ -66,6 +70,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   size_t size() const { return entries_.size(); }
   // True when nothing is left of any sequence: for tests.
   bool Idle() const;
+  // Nothing waits without a deadline that is watched: for tests.
+  bool Watched() const { return deadlines_.size() == entries_.size(); }
 
   void OnNodeGone(NodeId id, const std::string& why) override;
   void OnNodeStatus(NodeId id) override;
@@ -77,8 +83,9 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     Entry(SequenceRequest request, const SequenceSession::Options& options, absl::Time now,
           SequenceSink& its_sink);
     SequenceSession session;
-    // After each whole block of the prompt that leaves it a token.
-    const std::vector<kv::PrefixHash> prefix;
+    // After each whole block of the prompt, and of what a retry found delivered, that leaves a
+    // token.
+    std::vector<kv::PrefixHash> prefix;
     SequenceSink& sink;
     const absl::Time arrived;
     AdmissionQueue::Ticket ticket;
@@ -90,10 +97,16 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     bool charged_as_granted = false;
     NodeId charged_prefill = 0;
     int64_t charged_tokens = 0;
-    std::optional<std::string> prefill_class;  // Of the pair it must stay in: it is exact.
+    // If it is exact: numeric classes of the pair that it is in, and in which it must stay once
+    // tokens were delivered.
+    std::optional<ClassNames> classes;
+    absl::Time not_before = absl::InfinitePast();  // In the queue; after a retry.
     int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.
   };
   using Effects = SequenceSession::Effects;
+
+  // Back in the queue, but not to be placed at once.
+  void Delay(Entry& entry);
 
   // Carries out `effects`; may call the sink, which may call anything here. `id` may be gone after.
   void Apply(SequenceId id, Effects effects) { Apply(id, *entries_.at(id), std::move(effects)); }
@@ -119,6 +132,9 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   // Whether the node could hold its part of the sequence if it had nothing else.
   bool Fits(const Member& node, const SequenceSession& session) const;
   std::vector<ClassPair> Pairs(const SequenceSession& session) const;  // In which it fits.
+  // Where it goes if it is exact; null: there is none now.
+  static const ClassPair* Home(const std::vector<ClassPair>& pairs, const Entry& entry);
+  absl::Status NotPlaced(const Entry& entry, absl::Duration waited, Rejection& rejection) const;
   absl::Status TooLarge(const SequenceRequest& request) const;
 
   template <typename Handle>
@@ -140,6 +156,8 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   SessionMetrics metrics_;
   const std::function<uint64_t()> draw_id_;
   AdmissionQueue admission_;
+  RetryBudget retries_;
+  NodeBreakers breakers_;
   LoadTracker loads_;
   PrefixIndex prefixes_;
   // Lately, as PlacementRequest has them.

@@ -39,13 +39,17 @@ struct SequenceEnd {
   bool work_begun = false;                        // Its prompt went to a node, if ever so long ago.
 };
 
-// Receives the events of one sequence, in order: at most one OnFirstToken, then any OnTokens, then
-// exactly one OnEnd, after which the service no longer knows the sink. Called on the router's loop.
+// Receives the events of one sequence, in order: at most one OnFirstToken, then any OnTokens and
+// OnResumed, then exactly one OnEnd, after which the service no longer knows the sink. Called on
+// the router's loop.
 class SequenceSink {
  public:
   virtual ~SequenceSink() = default;
   virtual void OnFirstToken(const proto::FirstToken& first) = 0;
   virtual void OnTokens(std::span<const proto::Token* const> tokens) = 0;
+  // The nodes that it was on are lost to it, and what follows comes of others, which have computed
+  // again, exactly, what came before. Changes nothing for who does not care.
+  virtual void OnResumed() {}
   virtual void OnEnd(const SequenceEnd& end) = 0;
 };
 

@@ -15,6 +15,12 @@ SequenceSession::Effects Ignored() {
   return effects;
 }
 
+// Codes that speak of the node itself rather than of its peers or of a bound on time.
+bool SpeaksOfTheNode(absl::StatusCode code) {
+  return code == absl::StatusCode::kInternal || code == absl::StatusCode::kDataLoss ||
+         code == absl::StatusCode::kUnknown;
+}
+
 // Codes with which another attempt could fare better.
 bool MayRetry(absl::StatusCode code) {
   switch (code) {
@@ -66,6 +72,8 @@ const char* Name(RetryStage stage) {
       return "prefill";
     case RetryStage::kHandoff:
       return "kv_transfer";
+    case RetryStage::kDecode:
+      return "decode";
   }
   return "?";
 }
@@ -93,11 +101,13 @@ SequenceSession::SequenceSession(SequenceRequest request, const Options& options
 }
 
 SequenceSession::Effects SequenceSession::OnReserveSent(NodeId decode, uint64_t wire_id,
-                                                        absl::Time now) {
+                                                        absl::Time now, bool resumable) {
   LYNX_CHECK(state_ == SequenceState::kQueued && wire_id_ == 0);
   state_ = SequenceState::kReserving;
   decode_ = decode;
   wire_id_ = wire_id;
+  resumable_ = resumable;
+  starts_at_ = output_.size();
   wait_until_ = now + options_.reserve_timeout;
   times_.reserved = now;
   return {};
@@ -170,17 +180,24 @@ SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto:
                                                        absl::Time now) {
   if (state_ != SequenceState::kPrefilling || from != prefill_) return Ignored();
   Effects effects;
-  if (!output_.empty() && (!first.has_token() || first.token().id() != output_[0])) {
-    Fail(absl::InternalError("the sequence started over and its first token is another one"),
-         effects);
+  if (first.position() != starts_at_) {
+    avoid_.insert(from);
+    effects.failed = from;
+    Retry(RetryStage::kPrefill, RetryReason::kNodeError,
+          absl::InternalError(absl::StrCat("prefill told token ", first.position(),
+                                           " of the answer, asked was ", starts_at_)),
+          now, effects);
     return effects;
   }
   state_ = SequenceState::kDecoding;
   times_.first_token = now;
   wait_until_ = now + options_.token_timeout;
-  if (output_.empty()) {
-    if (first.has_token()) output_.push_back(first.token().id());
+  if (broken()) effects.resumed = now - std::exchange(broke_at_, absl::InfinitePast());
+  if (first.has_token()) Append(first.token().id());
+  if (!std::exchange(begun_, true)) {
     effects.first = first;
+  } else if (first.has_token()) {
+    effects.tokens.push_back(&first.token());
   }
   Advance(now, effects);
   return effects;
@@ -199,10 +216,13 @@ SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
   int64_t position = entry.position();
   for (const proto::Token& token : entry.tokens()) {
     const int64_t at = position++;
-    // Position 0 is prefill's to tell.
-    if (at < 1 || at >= limit || at < static_cast<int64_t>(output_.size())) continue;
+    // The attempt's first token is prefill's to tell.
+    if (at <= static_cast<int64_t>(starts_at_) || at >= limit ||
+        at < static_cast<int64_t>(output_.size())) {
+      continue;
+    }
     if (state_ == SequenceState::kDecoding && at == static_cast<int64_t>(output_.size())) {
-      output_.push_back(token.id());
+      Append(token.id());
       effects.tokens.push_back(&token);
       news = true;
     } else if (held_.emplace(static_cast<uint32_t>(at), token).second) {
@@ -210,7 +230,7 @@ SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
     }
   }
   if (!news) return Ignored();
-  decode_spoke_ = true;
+  if (!std::exchange(decode_spoke_, true)) effects.worked = {prefill_, decode_};
   if (times_.handed_off == absl::InfinitePast()) times_.handed_off = now;
   if (times_.second_token == absl::InfinitePast()) times_.second_token = now;
   // Progress, even while it is the first token that is missing.
@@ -250,11 +270,10 @@ SequenceSession::Effects SequenceSession::OnTerminal(NodeId from, const proto::T
       if (finished_.has_value()) return Ignored();
       absl::Status status = StatusOf(terminal, by_decode ? "decode" : "prefill");
       avoid_.insert(from);
-      const RetryStage stage = state_ == SequenceState::kReserving ? RetryStage::kReserve
-                               : by_prefill                        ? RetryStage::kPrefill
-                                                                   : RetryStage::kHandoff;
+      if (SpeaksOfTheNode(status.code())) effects.failed = from;
+      const RetryStage stage = StageAt(from);
       ForgetNode(from);
-      Break(stage, RetryReason::kNodeError, std::move(status), now, effects);
+      Retry(stage, RetryReason::kNodeError, std::move(status), now, effects);
       return effects;
     }
     default:
@@ -270,11 +289,9 @@ SequenceSession::Effects SequenceSession::OnNodeGone(NodeId node, const std::str
     // The answer is complete; what is missing of it is on its way here or lost.
     ForgetNode(node);
   } else if (node == decode_) {
-    const RetryStage stage = state_ == SequenceState::kReserving ? RetryStage::kReserve
-                             : local()                           ? RetryStage::kPrefill
-                                                                 : RetryStage::kHandoff;
+    const RetryStage stage = StageAt(node);
     ForgetNode(node);
-    Break(stage, RetryReason::kNodeGone, absl::UnavailableError(why), now, effects);
+    Retry(stage, RetryReason::kNodeGone, absl::UnavailableError(why), now, effects);
   } else if (node == prefill_) {
     prefill_ = 0;
     if (state_ == SequenceState::kPrefilling) {
@@ -300,17 +317,24 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
     return effects;
   }
   if (now >= gap_until_) {
-    Break(RetryStage::kHandoff, RetryReason::kLostMessage,
+    Retry(state_ == SequenceState::kDecoding && decode_spoke_ ? RetryStage::kDecode
+                                                              : RetryStage::kHandoff,
+          RetryReason::kLostMessage,
           absl::DataLossError(absl::StrCat("token ", output_.size(), " of the answer was lost")),
           now, effects);
     return effects;
   }
   switch (state_) {
     case SequenceState::kQueued:
-      Fail(queue_status, effects);
+      Fail(broken()
+               ? absl::UnavailableError(absl::StrCat(broke_why_, ", and no other node went on: ",
+                                                     std::string(queue_status.message())))
+               : queue_status,
+           effects);
       break;
     case SequenceState::kReserving:
       avoid_.insert(decode_);
+      effects.failed = decode_;
       Retry(RetryStage::kReserve, RetryReason::kTimeout,
             absl::UnavailableError(absl::StrCat("decode did not answer a reservation within ",
                                                 absl::FormatDuration(options_.reserve_timeout))),
@@ -318,6 +342,7 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
       break;
     case SequenceState::kPrefilling:
       avoid_.insert(prefill_);
+      effects.failed = prefill_;
       Retry(
           RetryStage::kPrefill, RetryReason::kTimeout,
           absl::UnavailableError(absl::StrCat("prefill sent no first token within ",
@@ -325,12 +350,19 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
           now, effects);
       break;
     case SequenceState::kDecoding:
-      Fail(absl::UnavailableError(
-               prefill_lost_.empty()
-                   ? absl::StrCat("decode sent no token for ",
-                                  absl::FormatDuration(options_.token_timeout))
-                   : absl::StrCat(prefill_lost_, ", and decode did not take the sequence over")),
-           effects);
+      if (!prefill_lost_.empty()) {
+        Retry(RetryStage::kHandoff, RetryReason::kNodeGone,
+              absl::UnavailableError(
+                  absl::StrCat(prefill_lost_, ", and decode did not take the sequence over")),
+              now, effects);
+        break;
+      }
+      avoid_.insert(decode_);
+      effects.failed = decode_;
+      Retry(StageAt(decode_), RetryReason::kTimeout,
+            absl::UnavailableError(absl::StrCat("decode sent no token for ",
+                                                absl::FormatDuration(options_.token_timeout))),
+            now, effects);
       break;
     case SequenceState::kDone:
       break;
@@ -363,7 +395,21 @@ bool SequenceSession::whole() const {
          static_cast<int64_t>(output_.size()) >= request_.sampling.max_new_tokens();
 }
 
+RetryStage SequenceSession::StageAt(NodeId from) const {
+  if (state_ == SequenceState::kReserving) return RetryStage::kReserve;
+  if (state_ == SequenceState::kDecoding && decode_spoke_) return RetryStage::kDecode;
+  return from == prefill_ ? RetryStage::kPrefill : RetryStage::kHandoff;
+}
+
+void SequenceSession::Append(TokenId token) {
+  output_.push_back(token);
+  if (++progress_ < options_.forgive_tokens) return;
+  progress_ = 0;
+  retries_ = std::max(retries_ - 1, 0);
+}
+
 void SequenceSession::Finish(proto::Terminal::FinishReason reason, Effects& effects) {
+  if (!decode_spoke_) effects.worked = {prefill_};
   CancelAttempt(effects);
   ForgetAttempt();
   state_ = SequenceState::kDone;
@@ -380,27 +426,19 @@ void SequenceSession::Fail(absl::Status status, Effects& effects) {
 
 void SequenceSession::Retry(RetryStage stage, RetryReason reason, absl::Status status,
                             absl::Time now, Effects& effects) {
-  LYNX_CHECK(output_.size() <= 1);
-  if (grant_.held_prefix_tokens() > 0) share_prefix_ = false;
-  if (retries_ >= options_.max_retries || !MayRetry(status.code())) {
+  if (grant_.held_prefix_tokens() > 0 && !decode_spoke_) share_prefix_ = false;
+  if (whole() || retries_ >= options_.max_retries || !MayRetry(status.code()) ||
+      (begun_ && !resumable_)) {
     Fail(std::move(status), effects);
     return;
   }
   ++retries_;
+  progress_ = 0;
   effects.retry = {stage, reason};
-  queue_until_ = now + options_.queue_timeout;
+  if (begun_ && !broken()) broke_at_ = now;
+  if (begun_) broke_why_ = std::string(status.message());
+  queue_until_ = now + (begun_ ? options_.resume_timeout : options_.queue_timeout);
   Requeue(now, effects);
-}
-
-void SequenceSession::Break(RetryStage stage, RetryReason reason, absl::Status status,
-                            absl::Time now, Effects& effects) {
-  const bool held_at_fault = reason == RetryReason::kNodeError && grant_.held_prefix_tokens() > 0 &&
-                             !decode_spoke_ && output_.size() <= 1;
-  if (state_ == SequenceState::kDecoding && !held_at_fault) {
-    Fail(std::move(status), effects);
-  } else {
-    Retry(stage, reason, std::move(status), now, effects);
-  }
 }
 
 void SequenceSession::Requeue(absl::Time now, Effects& effects) {
@@ -408,7 +446,7 @@ void SequenceSession::Requeue(absl::Time now, Effects& effects) {
   ForgetAttempt();
   state_ = SequenceState::kQueued;
   wait_until_ = queue_until_;
-  effects.gave_up = now - times_.reserved;
+  if (!begun_) effects.gave_up = now - times_.reserved;
   times_ = Times{};
   times_.queued = now;
   effects.requeue = true;
@@ -448,7 +486,7 @@ void SequenceSession::Advance(absl::Time now, Effects& effects) {
     for (auto it = held_.begin(); it != held_.end() && it->first <= output_.size();
          it = held_.erase(it)) {
       if (it->first < output_.size()) continue;
-      output_.push_back(it->second.id());
+      Append(it->second.id());
       effects.tokens.push_back(&effects.held.emplace_back(std::move(it->second)));
       moved = true;
     }

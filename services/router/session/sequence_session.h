@@ -20,9 +20,9 @@ enum class SequenceState : uint8_t { kQueued, kReserving, kPrefilling, kDecoding
 const char* Name(SequenceState state);
 
 // Which part of the work had to be done again, and why: label values of a counter.
-enum class RetryStage : uint8_t { kReserve, kPrefill, kHandoff };
+enum class RetryStage : uint8_t { kReserve, kPrefill, kHandoff, kDecode };
 enum class RetryReason : uint8_t { kNodeGone, kTimeout, kNodeError, kRefused, kLostMessage };
-inline constexpr int kRetryStages = 3;
+inline constexpr int kRetryStages = 4;
 inline constexpr int kRetryReasons = 5;
 const char* Name(RetryStage stage);
 const char* Name(RetryReason reason);
@@ -44,13 +44,13 @@ const char* Name(RetryReason reason);
 //   tokens             -          ignore            hold                deliver in order; hold (3)
 //   prefill finished   -          ignore            hold (4)            end; cancel decode
 //   prefill handed off -          ignore            hold (4)            note it
-//   prefill failed     -          ignore            retry               fail (6, 7)
+//   prefill failed     -          ignore            retry               retry (6)
 //   decode finished    -          retry             hold, then end      end when all tokens are in
-//   decode failed      -          retry             retry               fail (6)
+//   decode failed      -          retry             retry               retry
 //   prefill vanished   -          -                 retry               decode has handoff_timeout
-//   decode vanished    -          retry             retry               fail
-//   wait too long      end (5)    retry             retry               fail
-//   hole too long (3)  -          -                 retry               fail
+//   decode vanished    -          retry             retry               retry
+//   wait too long      end (5)    retry             retry               retry
+//   hole too long (3)  -          -                 retry               retry
 //   request deadline   end        end               end                 end   (DeadlineExceeded)
 //   displaced          end        -                 -                   -
 //   client cancels     Done       Done, silent; what was placed is cancelled on its nodes
@@ -64,28 +64,30 @@ const char* Name(RetryReason reason);
 //       before prefill's FirstToken, and a lost message leaves a hole. Both wait gap_timeout.
 //   (4) The FirstToken is missing then: as (3). So is decode's last word once max_new_tokens are
 //       in; but then the answer is whole, and whatever would fail it from here on ends it well.
-//   (5) ResourceExhausted, or what the caller of OnDeadline says.
-//   (6) Retry where decode held a prefix and has said nothing yet.
-//   (7) Ignored once decode speaks.
+//   (5) What the caller of OnDeadline says; Unavailable once tokens were delivered.
+//   (6) Ignored once decode speaks.
 //
 // Where the decode node computes the prompt, it is both nodes of the attempt: prefill's events are
 // its own, and nothing is handed off.
 //
-// retry: before anything was delivered the sequence may start over, on other nodes when there are
-// any: the seed is part of the request, so the answer is the same. The attempt is cancelled on both
-// nodes and the sequence goes back to the queue, at most max_retries times; then it fails. Where
-// decode held a prefix, that may have been at fault: the next attempt goes without (share_prefix).
-// Then it may start over as well when the hand-off fails after the first token was delivered, which
-// comes again and must be the same.
-// fail: ends with the status that tells why. Every end that is not the nodes' own word cancels the
-// attempt on both nodes.
+// retry: the attempt is cancelled on both nodes and the sequence goes back to the queue, for other
+// nodes when there are any, at most max_retries times; then it fails. The next attempt computes the
+// prompt and what was delivered, and goes on behind it: the seed is part of the request and the
+// place in the answer is the generator's key, so an exact answer is the one that it would have
+// been. Its first token is prefill's to tell, whatever its place. Where decode held a prefix and
+// had not spoken, that may have been at fault: the next attempt goes without (share_prefix). Who
+// loses nodes again and again may be what kills them, so retries are counted over the whole
+// sequence; but forgive_tokens of progress forgive one. fail: ends with the status that tells why.
+// Every end that is not the nodes' own word cancels the attempt on both nodes.
 //
 // Not thread-safe.
 class SequenceSession {
  public:
   struct Options {
-    int max_retries = 2;
-    absl::Duration queue_timeout = absl::Seconds(30);  // Until placed: at first, after a retry.
+    int max_retries = 3;
+    size_t forgive_tokens = 256;
+    absl::Duration queue_timeout = absl::Seconds(30);   // Until placed: at first, after a retry.
+    absl::Duration resume_timeout = absl::Seconds(30);  // The same, once tokens were delivered.
     absl::Duration reserve_timeout = absl::Seconds(2);
     absl::Duration first_token_timeout = absl::Minutes(5);  // Prefill sent to first token.
     absl::Duration token_timeout = absl::Minutes(1);        // Between tokens.
@@ -104,12 +106,17 @@ class SequenceSession {
     std::optional<proto::FirstToken> first;
     std::vector<const proto::Token*> tokens;
     std::deque<proto::Token> held;
-    bool requeue = false;                        // Back in the queue.
-    std::optional<absl::Duration> gave_up = {};  // An attempt that had taken so long.
-    bool place_prefill = false;                  // Call PrefillSent or OnNoPrefill next.
+    bool requeue = false;  // Back in the queue.
+    std::optional<absl::Duration> gave_up =
+        {};                      // An attempt that had taken so long, of none begun.
+    bool place_prefill = false;  // Call PrefillSent or OnNoPrefill next.
     std::optional<SequenceEnd> end;
     std::optional<std::pair<RetryStage, RetryReason>> retry;
-    bool ignored = false;  // The event changed nothing; count it.
+    // Goes on after tokens were delivered and the attempt broke off so long ago.
+    std::optional<absl::Duration> resumed = {};
+    std::vector<NodeId> worked = {};  // These did what they were asked (0: gone), ...
+    NodeId failed = 0;                // ... and this one did not, though it is there.
+    bool ignored = false;             // The event changed nothing; count it.
   };
 
   // Time of the events of the present attempt, for measuring; infinite past: not yet.
@@ -125,7 +132,9 @@ class SequenceSession {
 
   SequenceSession(SequenceRequest request, const Options& options, absl::Time now);
 
-  Effects OnReserveSent(NodeId decode, uint64_t wire_id, absl::Time now);
+  // `resumable`: other nodes could go on behind what this attempt delivers, with the bits that it
+  // would have had, if the sequence is exact.
+  Effects OnReserveSent(NodeId decode, uint64_t wire_id, absl::Time now, bool resumable = true);
   Effects OnGranted(NodeId from, const proto::GrantInfo& grant, absl::Time now);
   Effects OnPrefillSent(NodeId prefill, absl::Time now);
   // No node can take the prompt now.
@@ -161,6 +170,14 @@ class SequenceSession {
   const Times& times() const { return times_; }
   // Delivered so far: with the prompt and the seed, all that another node needs to go on.
   const std::vector<TokenId>& output() const { return output_; }
+  bool begun() const { return begun_; }  // The first token, or that there is none, was delivered.
+  bool resumes() const { return starts_at_ > 0; }  // The present attempt, or the last one.
+  bool broken() const { return broke_at_ != absl::InfinitePast(); }  // Begun, to be resumed.
+  // Of prompt and output.
+  int64_t known_tokens() const {
+    return static_cast<int64_t>(request_.prompt.size() + output_.size());
+  }
+  int retries() const { return retries_; }
   // Nodes to avoid while there are others, and those that can never hold the sequence.
   const std::set<NodeId>& avoid() const { return avoid_; }
   const std::set<NodeId>& too_small() const { return too_small_; }
@@ -174,10 +191,10 @@ class SequenceSession {
   bool whole() const;
   void Retry(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
              Effects& effects);
-  // Retry before the first token was delivered, or where a held prefix may be at fault; else Fail.
-  void Break(RetryStage stage, RetryReason reason, absl::Status status, absl::Time now,
-             Effects& effects);
   void Requeue(absl::Time now, Effects& effects);
+  // How far the attempt is, `from` having failed.
+  RetryStage StageAt(NodeId from) const;
+  void Append(TokenId token);
   void CancelAttempt(Effects& effects);
   void ForgetAttempt();
   void ForgetNode(NodeId node);
@@ -194,6 +211,10 @@ class SequenceSession {
   absl::Time wait_until_;   // For whatever the state waits for.
   absl::Time gap_until_ = absl::InfiniteFuture();
   std::vector<TokenId> output_;
+  bool begun_ = false;
+  absl::Time broke_at_ = absl::InfinitePast();
+  std::string broke_why_;
+  size_t progress_ = 0;  // Tokens since the last retry, or since one was forgiven.
   std::set<NodeId> avoid_;
   std::set<NodeId> too_small_;
 
@@ -201,6 +222,8 @@ class SequenceSession {
   uint64_t wire_id_ = 0;
   NodeId decode_ = 0;
   NodeId prefill_ = 0;
+  bool resumable_ = true;
+  size_t starts_at_ = 0;  // The output position of its first token.
   bool granted_ = false;
   proto::GrantInfo grant_;
   std::set<NodeId> prefill_refused_;

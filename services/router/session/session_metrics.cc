@@ -7,6 +7,9 @@ namespace lynx::router {
 namespace {
 
 constexpr char kIgnored[] = "lynx_router_ignored_messages_total";
+constexpr char kFailovers[] = "lynx_router_failovers_total";
+constexpr char kFailoversHelp[] =
+    "Sequences broken off after tokens were delivered, by whether they went on on other nodes";
 constexpr char kIgnoredHelp[] = "Control messages that changed nothing: late, doubled or unknown";
 
 }  // namespace
@@ -16,10 +19,17 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
       in_flight(registry.AddGauge("lynx_router_inflight_sequences", "Sequences placed on nodes")),
       indexed_prefixes(registry.AddGauge("lynx_router_indexed_prefixes",
                                          "Prefixes that nodes are known to hold, by node")),
+      open_circuits(
+          registry.AddGauge("lynx_router_open_circuits",
+                            "Nodes passed over, or tried again, after failing repeatedly")),
       release_seconds(registry.AddHistogram(
           "lynx_router_release_duration_seconds",
           "From a client's leaving to the return of its sequence's last block on any node",
           telemetry::kReleaseSeconds)),
+      failover_seconds(registry.AddHistogram(
+          "lynx_router_failover_duration_seconds",
+          "From a break after tokens were delivered to the next token from other nodes",
+          telemetry::kQueueSeconds)),
       disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
                                         "Prompts sent to nodes, by where prefill ran",
                                         {{"decision", "disaggregated"}})),
@@ -28,7 +38,9 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
                                 {{"decision", "local"}})),
       ignored_unknown_sequence(
           registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unknown_sequence"}})),
-      ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})) {
+      ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})),
+      failovers_resumed_(registry.AddCounter(kFailovers, kFailoversHelp, {{"result", "resumed"}})),
+      failovers_failed_(registry.AddCounter(kFailovers, kFailoversHelp, {{"result", "failed"}})) {
   for (const char* reason :
        {"queue_full", "queue_timeout", "late", "not_ready", "draining", "too_large", "displaced"}) {
     rejections_.push_back(registry.AddCounter("lynx_router_rejections_total",

@@ -38,12 +38,16 @@ class SessionMetrics {
     retries_[Index(stage) * kRetryReasons + Index(reason)].Increment();
   }
 
+  void FailedOver(bool resumed) { (resumed ? failovers_resumed_ : failovers_failed_).Increment(); }
+
   void Reported(PrefixIndex::Heard heard) { prefix_reports_[Index(heard)].Increment(); }
 
   telemetry::Gauge queued;
   telemetry::Gauge in_flight;
   telemetry::Gauge indexed_prefixes;
+  telemetry::Gauge open_circuits;
   telemetry::Histogram release_seconds;
+  telemetry::Histogram failover_seconds;
   telemetry::Counter disaggregated;
   telemetry::Counter local;
   telemetry::Counter ignored_unknown_sequence;
@@ -55,6 +59,8 @@ class SessionMetrics {
     return static_cast<size_t>(value);
   }
 
+  telemetry::Counter failovers_resumed_;
+  telemetry::Counter failovers_failed_;
   std::vector<telemetry::Counter> rejections_;
   std::vector<telemetry::Counter> sequences_;
   std::vector<telemetry::Histogram> queue_;

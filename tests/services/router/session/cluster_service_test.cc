@@ -47,6 +47,11 @@ class Client final : public SequenceSink {
     for (const proto::Token* token : more) tokens.push_back(token->id());
     React();
   }
+  void OnResumed() override {
+    Hear();
+    EXPECT_TRUE(first_);
+    resumed_at.push_back(tokens.size());
+  }
   void OnEnd(const SequenceEnd& its_end) override {
     Hear();
     end = its_end;
@@ -61,6 +66,7 @@ class Client final : public SequenceSink {
   ClusterService* service = nullptr;
   SequenceId id = 0;
   std::vector<int> tokens;
+  std::vector<size_t> resumed_at;  // Tokens that were there then.
   std::optional<SequenceEnd> end;
   bool starting = false;
   bool cancelled = false;
@@ -352,6 +358,57 @@ TEST_F(MixedClassesTest, ExactSequencesMoveOnWhenTheirPairIsGone) {
   EXPECT_EQ(Decode(0).reserves(), 10);
 }
 
+// The bits that an answer began with are those of "b".
+TEST_F(MixedClassesTest, ExactAnswersGoOnInTheirOwnPairOnly) {
+  Client client;
+  ASSERT_THAT(Start(client, 20, 300, 4), IsOk());
+  loop_.Advance(absl::Milliseconds(100));
+  ASSERT_GT(client.tokens.size(), 3u);
+  for (size_t i : {1, 2, 3}) {
+    Decode(i).SetOnline(false);
+    Decode(i).Restart();
+  }
+  loop_.Advance(absl::Seconds(10));
+  EXPECT_FALSE(client.end.has_value());
+  EXPECT_EQ(Prefill(0).prefills() + Decode(0).reserves(), 0);
+  Client other;  // Its answer has not begun: it may go to "a".
+  ASSERT_THAT(Start(other, 20, 4, 4), IsOk());
+  loop_.Advance(absl::Seconds(1));
+  ExpectAnswer(other, 4, 4);
+  EXPECT_EQ(Decode(0).reserves(), 1);
+  Decode(2).SetOnline(true);
+  loop_.Advance(absl::Seconds(10));
+  ExpectAnswer(client, 4, 300);
+  EXPECT_EQ(Decode(0).reserves(), 1);
+}
+
+// Of two classes, prefill cannot give what was decoded the bits that it had.
+TEST_F(MixedClassesTest, ExactAnswersOfAPairOfTwoClassesCannotGoOn) {
+  for (size_t i : {0, 1, 2}) Prefill(i).set_numeric_class("b");
+  for (size_t i : {0, 1, 2, 3}) Decode(i).set_numeric_class("c");
+  loop_.Advance(absl::Seconds(1));
+  for (const bool lossy : {false, true}) {
+    Client client;
+    ASSERT_THAT(Start(client, 20, 300, 4, absl::InfiniteDuration(),
+                      lossy ? "lynx:alpha=3,beta=3,floor=1" : ""),
+                IsOk());
+    loop_.Advance(absl::Milliseconds(100));
+    ASSERT_GT(client.tokens.size(), 3u);
+    for (size_t i : {0, 1, 2, 3}) {
+      if (Decode(i).live() == 0) continue;
+      Decode(i).Restart();
+      Decode(i).SendStatus();
+    }
+    loop_.Advance(absl::Seconds(10));
+    ASSERT_TRUE(client.end.has_value());
+    if (lossy) {
+      ExpectAnswer(client, 4, 300);
+    } else {
+      EXPECT_THAT(client.end->status, StatusIs(absl::StatusCode::kUnavailable));
+    }
+  }
+}
+
 // Their prompts have the bits of "b" and so has what decode nodes of "b" compute; those of "c"
 // compute none.
 TEST_F(MixedClassesTest, ExactPromptsAreComputedOnDecodeNodesOfTheirClassOnly) {
@@ -395,6 +452,7 @@ TEST_F(ClusterServiceTest, EverySeriesExistsFromTheStart) {
        {"lynx_router_queued_requests 0", "lynx_router_rejections_total{reason=\"queue_full\"} 0",
         "lynx_router_rejections_total{reason=\"too_large\"} 0",
         "lynx_router_retries_total{reason=\"node_gone\",stage=\"prefill\"} 0",
+        "lynx_router_failovers_total{result=\"failed\"} 0", "lynx_router_open_circuits 0",
         "lynx_router_stage_duration_seconds_count{stage=\"decode_wait\"} 0",
         "lynx_router_queue_duration_seconds_count{outcome=\"timeout\"} 0",
         "lynx_router_ignored_messages_total{reason=\"unknown_sequence\"} 0",
@@ -611,21 +669,113 @@ TEST_F(ClusterServiceTest, ALoneNodeThatReturnsInTimeServesTheRetry) {
   ExpectNothingHeld();
 }
 
-TEST_F(ClusterServiceTest, ALostDecodeNodeInMidStreamEndsTheStreamWithAnError) {
+TEST_F(ClusterServiceTest, ALostDecodeNodeInMidStreamIsNotNoticedByTheClient) {
   Make(1, 2);
   Client client;
   ASSERT_THAT(Start(client, 5, 60, 4), IsOk());
   loop_.Advance(absl::Milliseconds(100));
-  ASSERT_GT(client.tokens.size(), 3u);
+  const size_t delivered = client.tokens.size();
+  ASSERT_GT(delivered, 3u);
   FakeNode& used = Decode(Decode(0).live() == 1 ? 0 : 1);
   used.Restart();
   used.SendStatus();
+  loop_.Advance(absl::Seconds(2));
+  ExpectAnswer(client, 4, 60);
+  EXPECT_EQ(client.resumed_at, std::vector<size_t>{delivered});
+  EXPECT_TRUE(Shows("lynx_router_retries_total{reason=\"node_gone\",stage=\"decode\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_failovers_total{result=\"resumed\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_failover_duration_seconds_count 1"));
+  EXPECT_TRUE(Shows("lynx_router_stage_duration_seconds_count{stage=\"given_up\"} 0"))
+      << "that is of the time to the first token";
+  ExpectNothingHeld();
+}
+
+TEST_F(ClusterServiceTest, AStreamThatNobodyGoesOnWithEndsWithAnError) {
+  options_.session.resume_timeout = absl::Seconds(10);
+  Make(1, 1);
+  Client client;
+  ASSERT_THAT(Start(client, 5, 60, 4), IsOk());
+  loop_.Advance(absl::Milliseconds(100));
+  ASSERT_GT(client.tokens.size(), 3u);
+  Decode().Restart();
+  Decode().set_busy(true);
+  Decode().SendStatus();
+  loop_.Advance(absl::Seconds(9));
+  EXPECT_FALSE(client.end.has_value());
   loop_.Advance(absl::Seconds(2));
   ASSERT_TRUE(client.end.has_value());
   EXPECT_THAT(client.end->status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("replaced")));
   EXPECT_TRUE(client.end->work_begun);
   EXPECT_TRUE(Shows("lynx_router_sequences_total{outcome=\"failed\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_failovers_total{result=\"failed\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_rejections_total{reason=\"queue_timeout\"} 0"));
   ExpectNothingHeld();
+}
+
+// Fifty streams lose their node at once; ten may begin anew, then one each 100 ms.
+TEST_F(ClusterServiceTest, RetriesOfManyAreSpreadOverTime) {
+  options_.retries = {.per_request = 0, .per_second = 10, .burst = 10};
+  Make(1, 2, /*decode_blocks=*/2000);
+  Decode(1).set_busy(true);
+  loop_.Advance(absl::Seconds(1));
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint64_t i = 0; i < 50; ++i) {
+    clients.push_back(std::make_unique<Client>());
+    ASSERT_THAT(Start(*clients.back(), 5, 400, 4), IsOk());
+  }
+  loop_.Advance(absl::Seconds(1));
+  EXPECT_EQ(Decode(0).live(), 50u);
+  Decode(1).set_busy(false);
+  loop_.Advance(absl::Seconds(1));
+  Decode(0).Restart();
+  Decode(0).set_busy(true);
+  Decode(0).SendStatus();
+  const int before = Decode(1).reserves();
+  loop_.Advance(absl::Milliseconds(60));  // With jitter.
+  EXPECT_EQ(Decode(1).reserves() - before, 10);
+  loop_.Advance(absl::Seconds(2));
+  EXPECT_NEAR(Decode(1).reserves() - before, 30, 1);
+  loop_.Advance(absl::Seconds(20));
+  for (const auto& client : clients) ExpectAnswer(*client, 4, 400);
+  ExpectNothingHeld();
+}
+
+// One node takes work, answers heartbeats and does nothing.
+TEST_F(ClusterServiceTest, ANodeThatFailsAgainAndAgainIsPassedOver) {
+  options_.breakers = {.failures = 3, .open = absl::Seconds(100)};
+  Make(1, 2);
+  Decode(0).set_mute(true);
+  for (int i = 0; i < 30; ++i) {
+    Client client;
+    ASSERT_THAT(Start(client, 5, 4, 4), IsOk());
+    loop_.Advance(absl::Seconds(3));
+    ExpectAnswer(client, 4, 4);
+  }
+  EXPECT_EQ(Decode(0).reserves(), 3);
+  EXPECT_TRUE(Shows("lynx_router_open_circuits 1"));
+  Decode(0).set_mute(false);
+  loop_.Advance(absl::Seconds(20));
+  Client a, b;  // It is tried again.
+  ASSERT_THAT(Start(a, 5, 4, 4), IsOk());
+  ASSERT_THAT(Start(b, 5, 4, 4), IsOk());
+  loop_.Advance(absl::Seconds(1));
+  ExpectAnswer(a, 4, 4);
+  ExpectAnswer(b, 4, 4);
+  EXPECT_EQ(Decode(0).reserves(), 4);
+  EXPECT_TRUE(Shows("lynx_router_open_circuits 0"));
+}
+
+// Where nobody else is, it gets the work all the same.
+TEST_F(ClusterServiceTest, TheOnlyNodeIsNeverPassedOver) {
+  options_.breakers = {.failures = 1, .open = absl::Minutes(10)};
+  Make(1, 1);
+  Decode().set_mute(true);
+  Client client;
+  ASSERT_THAT(Start(client, 5, 4, 4), IsOk());
+  loop_.Advance(absl::Seconds(3));
+  Decode().set_mute(false);
+  loop_.Advance(absl::Seconds(3));
+  ExpectAnswer(client, 4, 4);
 }
 
 TEST_F(ClusterServiceTest, BusyPrefillNodesAreAskedOncePerHeartbeat) {
@@ -694,13 +844,13 @@ TEST_F(ClusterServiceTest, EveryMessageTwiceChangesNothing) {
 
 // One kind of message is lost for good: every request still ends, by an answer or an error.
 TEST_F(ClusterServiceTest, WhicheverMessageIsLostEveryRequestEnds) {
-  options_.session.first_token_timeout = absl::Seconds(5);
+  options_.session.first_token_timeout = options_.session.token_timeout = absl::Seconds(5);
   Make(2, 2);
   LoseMessages();
 }
 
 TEST_F(ClusterServiceTest, WhicheverMessageIsLostEveryRequestEndsWithoutPrefillNodes) {
-  options_.session.first_token_timeout = absl::Seconds(5);
+  options_.session.first_token_timeout = options_.session.token_timeout = absl::Seconds(5);
   prompt_rows_ = 64;
   Make(0, 2);
   LoseMessages();

@@ -260,23 +260,29 @@ inline void FakeNode::OnPrefill(const proto::Prefill& prefill) {
 inline void FakeNode::FinishPrefill(uint64_t id, const proto::Prefill& prefill) {
   const int limit = prefill.sampling().max_new_tokens();
   const FakeAnswer answer = AnswerTo(prefill.sampling().seed(), limit);
+  const auto at = static_cast<size_t>(prefill.output_size());
+  const bool stops = at >= answer.tokens.size();
+  const bool last = at + 1 == static_cast<size_t>(limit);
+  if (at >= static_cast<size_t>(limit) || at > answer.tokens.size() ||
+      !std::equal(prefill.output().begin(), prefill.output().end(), answer.tokens.begin())) {
+    Drop(id);  // Not what was sampled: a router that lost count.
+    return End(id, proto::Terminal::KIND_FAILED);
+  }
   proto::Envelope envelope;
   envelope.mutable_first_token()->set_sequence(id);
-  if (!answer.tokens.empty()) {
-    envelope.mutable_first_token()->mutable_token()->set_id(answer.tokens[0]);
-  }
+  envelope.mutable_first_token()->set_position(static_cast<uint32_t>(at));
+  if (!stops) envelope.mutable_first_token()->mutable_token()->set_id(answer.tokens[at]);
   Send(std::move(envelope));
-  if (role_ == proto::ROLE_DECODE && limit > 1 && !answer.tokens.empty()) {
+  if (role_ == proto::ROLE_DECODE && !last && !stops) {
     live_[id].prompting = false;
     Adopt(id, prefill);
     return;
   }
   Drop(id);
-  if (answer.tokens.empty()) {
-    return End(id, proto::Terminal::KIND_FINISHED, proto::Terminal::FINISH_REASON_STOP, 1);
-  }
-  if (limit == 1) {
-    return End(id, proto::Terminal::KIND_FINISHED, proto::Terminal::FINISH_REASON_LENGTH, 1);
+  if (stops || last) {
+    return End(id, proto::Terminal::KIND_FINISHED,
+               stops ? proto::Terminal::FINISH_REASON_STOP : proto::Terminal::FINISH_REASON_LENGTH,
+               at + 1);
   }
   FakeNode* decode = cluster_.ByIncarnation(prefill.grant().decode_incarnation());
   const bool adopted = decode != nullptr && decode->Adopt(id, prefill);
@@ -288,7 +294,7 @@ inline bool FakeNode::Adopt(uint64_t id, const proto::Prefill& prefill) {
   if (it == live_.end() || it->second.grant != prefill.grant().grant_id()) return false;
   it->second.seed = prefill.sampling().seed();
   it->second.max_new_tokens = prefill.sampling().max_new_tokens();
-  it->second.sent = 1;
+  it->second.sent = static_cast<size_t>(prefill.output_size()) + 1;
   if (!stepping_) {
     stepping_ = true;
     Later(absl::Milliseconds(10), [this] { Step(); });

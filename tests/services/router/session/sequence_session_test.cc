@@ -47,10 +47,11 @@ class SequenceSessionTest : public ::testing::Test {
     ASSERT_TRUE(Grant().place_prefill);
     session_->OnPrefillSent(kPrefill, Now());
   }
-  Effects First(int id = 100, NodeId from = kPrefill) {
-    proto::FirstToken first;
-    first.mutable_token()->set_id(id);
-    return session_->OnFirstToken(from, first, Now());
+  Effects First(int id = 100, NodeId from = kPrefill, uint32_t position = 0) {
+    first_.Clear();  // Outlives the effects, which may point into it.
+    first_.mutable_token()->set_id(id);
+    first_.set_position(position);
+    return session_->OnFirstToken(from, first_, Now());
   }
   void ToDecoding() {
     ToPrefilling();
@@ -133,6 +134,7 @@ class SequenceSessionTest : public ::testing::Test {
   SequenceSession::Options options_;
   std::unique_ptr<SequenceSession> session_;
   proto::TokenBatch::Entry entry_;
+  proto::FirstToken first_;
   Effects last_;
   absl::StatusCode code_ = absl::StatusCode::kDataLoss;
 };
@@ -290,6 +292,7 @@ TEST_F(SequenceSessionTest, AHoleThatStaysIsNeverSkipped) {
   Tokens(1, 1);
   Tokens(3, 1);
   EXPECT_FALSE(Late(options_.gap_timeout - absl::Milliseconds(1)).end);
+  options_.max_retries = 0;
   const Effects effects = Late(absl::Milliseconds(1));
   ExpectEnd(effects, absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("token 2"));
@@ -298,11 +301,11 @@ TEST_F(SequenceSessionTest, AHoleThatStaysIsNeverSkipped) {
 
 // The hashes that decode found it by may have lied.
 TEST_F(SequenceSessionTest, WithoutTheHeldPrefixThatMayBeAtFaultItStartsOver) {
-  const auto to_decoding = [&](int32_t held, int first = 100) {
+  const auto to_decoding = [&](int32_t held) {
     ToReserving();
     ASSERT_TRUE(Grant(kDecode, held).place_prefill);
     session_->OnPrefillSent(kPrefill, Now());
-    First(first);
+    First();
     ASSERT_EQ(session_->state(), SequenceState::kDecoding);
   };
   code_ = absl::StatusCode::kAborted;
@@ -311,31 +314,17 @@ TEST_F(SequenceSessionTest, WithoutTheHeldPrefixThatMayBeAtFaultItStartsOver) {
   ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kHandoff, RetryReason::kNodeError);
   EXPECT_FALSE(session_->share_prefix());
 
-  ToReserving();
-  Grant(kDecode, 0);
-  session_->OnPrefillSent(kPrefill, Now());
-  EXPECT_FALSE(First().first.has_value()) << "the client has it already";
-  EXPECT_EQ(session_->state(), SequenceState::kDecoding);
-  EXPECT_THAT(Tokens(1, 2), ElementsAre(101, 102));
-  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
-
   Make();
   to_decoding(16);
   Say(kPrefill, Terminal::KIND_FAILED);
   EXPECT_EQ(session_->state(), SequenceState::kQueued) << "prefill's word of it will do";
-  ToReserving();
-  Grant(kDecode, 0);
-  session_->OnPrefillSent(kPrefill, Now());
-  ExpectEnd(First(101), absl::StatusCode::kInternal);
+  EXPECT_FALSE(session_->share_prefix());
 
   Make();
   to_decoding(16);
   Tokens(1, 1);
-  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
-
-  Make();
-  to_decoding(0);
-  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kAborted);
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kDecode, RetryReason::kNodeError);
+  EXPECT_TRUE(session_->share_prefix()) << "decode went on from it";
 }
 
 TEST_F(SequenceSessionTest, AClosedHoleIsForgotten) {
@@ -350,7 +339,7 @@ TEST_F(SequenceSessionTest, ALostLastBatchIsNoSuccess) {
   ToDecoding();
   Tokens(1, 1);
   EXPECT_FALSE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 3).end);
-  ExpectEnd(Late(options_.gap_timeout), absl::StatusCode::kDataLoss);
+  ExpectRetry(Late(options_.gap_timeout), RetryStage::kDecode, RetryReason::kLostMessage);
 }
 
 // All that was asked for is there: losing the last word about it costs nothing.
@@ -386,7 +375,8 @@ TEST_F(SequenceSessionTest, AWholeAnswerNeedsNoLastWord) {
   Make(absl::InfiniteDuration(), 3);
   ToDecoding();
   Tokens(1, 1);
-  ExpectEnd(session_->OnNodeGone(kDecode, "died", Now()), absl::StatusCode::kUnavailable);
+  ExpectRetry(session_->OnNodeGone(kDecode, "died", Now()), RetryStage::kDecode,
+              RetryReason::kNodeGone);
 }
 
 TEST_F(SequenceSessionTest, ALateLastBatchEndsTheSequence) {
@@ -441,10 +431,10 @@ TEST_F(SequenceSessionTest, PrefillFailureBeforeTheFirstTokenStartsOver) {
   }
 }
 
-TEST_F(SequenceSessionTest, PrefillFailureAfterTheFirstTokenEndsUnlessDecodeSpeaks) {
+TEST_F(SequenceSessionTest, PrefillFailureAfterTheFirstTokenIsATryLessUnlessDecodeSpeaks) {
   ToDecoding();
   const Effects effects = Say(kPrefill, Terminal::KIND_FAILED);
-  ExpectEnd(effects, absl::StatusCode::kDataLoss);
+  ExpectRetry(effects, RetryStage::kPrefill, RetryReason::kNodeError);
   EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
 
   Make();
@@ -454,7 +444,7 @@ TEST_F(SequenceSessionTest, PrefillFailureAfterTheFirstTokenEndsUnlessDecodeSpea
   EXPECT_THAT(Tokens(2, 1), ElementsAre(102));
 }
 
-TEST_F(SequenceSessionTest, DecodeFailureStartsOverBeforeTheFirstTokenAndEndsAfter) {
+TEST_F(SequenceSessionTest, DecodeFailureStartsOverInEveryState) {
   ToReserving();
   ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kReserve, RetryReason::kNodeError);
   Make();
@@ -464,7 +454,11 @@ TEST_F(SequenceSessionTest, DecodeFailureStartsOverBeforeTheFirstTokenAndEndsAft
   EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill));
   Make();
   ToDecoding();
-  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kDataLoss);
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kHandoff, RetryReason::kNodeError);
+  Make();
+  ToDecoding();
+  Tokens(1, 1);
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kDecode, RetryReason::kNodeError);
   Make();
   ToReserving();
   ExpectRetry(Say(kDecode, Terminal::KIND_FINISHED), RetryStage::kReserve, RetryReason::kNodeError);
@@ -474,6 +468,7 @@ TEST_F(SequenceSessionTest, AFailureThatEveryNodeWouldRepeatIsNotTriedAgain) {
   code_ = absl::StatusCode::kInvalidArgument;
   ToPrefilling();
   ExpectEnd(Say(kPrefill, Terminal::KIND_FAILED), absl::StatusCode::kInvalidArgument);
+  options_.max_retries = 0;
   code_ = static_cast<absl::StatusCode>(99);
   Make();
   ToDecoding();
@@ -519,10 +514,23 @@ TEST_F(SequenceSessionTest, VanishedDecodeInEveryState) {
 
   Make();
   ToDecoding();
+  effects = session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(effects, RetryStage::kHandoff, RetryReason::kNodeGone);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill)) << "it may be handing off yet";
+
+  Make();
+  ToDecoding();
+  Tokens(1, 1);
+  effects = session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kNodeGone);
+  EXPECT_THAT(effects.cancels, IsEmpty());
+
+  options_.max_retries = 0;
+  Make();
+  ToDecoding();
   effects = session_->OnNodeGone(kDecode, "decode node d:1 died", Now());
   ExpectEnd(effects, absl::StatusCode::kUnavailable);
   EXPECT_EQ(effects.end->status.message(), "decode node d:1 died");
-  EXPECT_THAT(Cancelled(effects), ElementsAre(kPrefill));
   EXPECT_FALSE(session_->OnNodeGone(kDecode, "died", Now()).end) << "one end only";
 }
 
@@ -543,8 +551,8 @@ TEST_F(SequenceSessionTest, VanishedPrefillInEveryState) {
   session_->OnNodeGone(kPrefill, "prefill node p:1 died", Now());
   EXPECT_EQ(session_->deadline(), Now() + options_.handoff_timeout);
   effects = Late(options_.handoff_timeout);
-  ExpectEnd(effects, absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("p:1 died"));
+  ExpectRetry(effects, RetryStage::kHandoff, RetryReason::kNodeGone);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
 
   Make();
   ToDecoding();
@@ -583,8 +591,14 @@ TEST_F(SequenceSessionTest, EveryWaitEnds) {
   Tokens(2, 1);
   EXPECT_FALSE(Late(options_.token_timeout - absl::Milliseconds(1)).end) << "progress counts";
   effects = Late(absl::Milliseconds(1));
-  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kTimeout);
   EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode));
+  EXPECT_TRUE(session_->avoid().contains(kDecode));
+
+  effects = Late(options_.resume_timeout);
+  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(effects.end->status.message()),
+              AllOf(HasSubstr("sent no token"), HasSubstr("no room")));
 }
 
 TEST_F(SequenceSessionTest, TheRequestsDeadlineEndsEveryState) {
@@ -679,7 +693,7 @@ TEST_F(LocalPrefillTest, AfterTheFirstTokenAFailureIsNotIgnored) {
   First(100, kDecode);
   Tokens(1, 1);
   code_ = absl::StatusCode::kInternal;
-  ExpectEnd(Say(kDecode, Terminal::KIND_FAILED), absl::StatusCode::kInternal);
+  ExpectRetry(Say(kDecode, Terminal::KIND_FAILED), RetryStage::kDecode, RetryReason::kNodeError);
 }
 
 TEST_F(SequenceSessionTest, RetriesAreCounted) {
@@ -705,6 +719,171 @@ TEST_F(SequenceSessionTest, ARetryStartsFromNothing) {
   EXPECT_THAT(effects.tokens, IsEmpty());
   EXPECT_FALSE(effects.end.has_value());
   EXPECT_THAT(Tokens(1, 1), ElementsAre(101));
+}
+
+// An attempt that breaks off after tokens were delivered, and the one that goes on behind them.
+class ResumeTest : public SequenceSessionTest {
+ protected:
+  // Four tokens are delivered.
+  Effects Break() {
+    ToDecoding();
+    Tokens(1, 3);
+    return session_->OnNodeGone(kDecode, "decode node d:1 died", Now());
+  }
+  void ToPrefillingAgain() {
+    session_->OnReserveSent(kDecode + 1, kWire, Now());
+    ASSERT_TRUE(Grant(kDecode + 1).place_prefill);
+    session_->OnPrefillSent(kPrefill + 1, Now());
+  }
+  Effects FirstAgain(int id = 104, uint32_t position = 4) {
+    return First(id, kPrefill + 1, position);
+  }
+};
+
+TEST_F(ResumeTest, GoesOnBehindWhatWasDelivered) {
+  EXPECT_FALSE(Break().resumed.has_value());
+  EXPECT_TRUE(session_->broken());
+  EXPECT_EQ(session_->known_tokens(), 7) << "three of the prompt, four of the answer";
+  clock_.Advance(absl::Seconds(3));
+  ToPrefillingAgain();
+  Effects effects = FirstAgain();
+  EXPECT_FALSE(effects.first.has_value()) << "it had its first token";
+  EXPECT_THAT(Ids(effects), ElementsAre(104));
+  EXPECT_EQ(effects.resumed, absl::Seconds(3));
+  EXPECT_FALSE(session_->broken());
+  EXPECT_THAT(Tokens(5, 2, kDecode + 1), ElementsAre(105, 106));
+  EXPECT_FALSE(last_.resumed.has_value()) << "once";
+  EXPECT_THAT(last_.worked, ElementsAre(kPrefill + 1, kDecode + 1));
+  effects = Say(kDecode + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 8);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_THAT(session_->output(), ElementsAre(100, 101, 102, 103, 104, 105, 106));
+}
+
+TEST_F(ResumeTest, DropsWhatTheFormerNodesStillSay) {
+  Break();
+  EXPECT_THAT(Tokens(4, 1), IsEmpty());
+  EXPECT_TRUE(last_.ignored);
+  EXPECT_TRUE(Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 5).ignored);
+  ToPrefillingAgain();
+  EXPECT_THAT(Tokens(4, 1), IsEmpty());
+  EXPECT_TRUE(last_.ignored);
+  EXPECT_TRUE(First(104, kPrefill, 4).ignored);
+  EXPECT_TRUE(Say(kPrefill, Terminal::KIND_FAILED).ignored);
+  EXPECT_THAT(Ids(FirstAgain()), ElementsAre(104));
+}
+
+// Places are those in the answer, whoever names them.
+TEST_F(ResumeTest, TakesNoTokenTwiceAndNoneThatIsNotItsTurn) {
+  Break();
+  ToPrefillingAgain();
+  EXPECT_THAT(Tokens(0, 5, kDecode + 1), IsEmpty()) << "delivered, or prefill's to tell";
+  EXPECT_TRUE(last_.ignored);
+  EXPECT_THAT(Tokens(5, 1, kDecode + 1), IsEmpty());
+  EXPECT_FALSE(last_.ignored) << "held";
+  EXPECT_THAT(Ids(FirstAgain()), ElementsAre(104, 105));
+}
+
+// As one does that knows nothing of resuming.
+TEST_F(ResumeTest, APrefillNodeThatTellsAnotherTokenIsNotBelieved) {
+  Break();
+  ToPrefillingAgain();
+  const Effects effects = FirstAgain(100, 0);
+  EXPECT_THAT(effects.tokens, IsEmpty());
+  ExpectRetry(effects, RetryStage::kPrefill, RetryReason::kNodeError);
+  EXPECT_EQ(effects.failed, kPrefill + 1);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode + 1, kPrefill + 1));
+  EXPECT_TRUE(session_->broken());
+}
+
+TEST_F(ResumeTest, ALostLastWordIsSaidAgain) {
+  ToDecoding();
+  Tokens(1, 3);
+  session_->OnNodeGone(kDecode, "died with its last word", Now());
+  ToPrefillingAgain();
+  first_.Clear();
+  first_.set_position(4);
+  EXPECT_TRUE(session_->OnFirstToken(kPrefill + 1, first_, Now()).resumed.has_value());
+  const Effects effects =
+      Say(kPrefill + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 5);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode + 1));
+}
+
+// An answer without a token: that it begins is told once.
+TEST_F(ResumeTest, AnAnswerThatStoppedAtOnceStopsAgain) {
+  ToPrefilling();
+  EXPECT_TRUE(session_->OnFirstToken(kPrefill, proto::FirstToken(), Now()).first.has_value());
+  ExpectRetry(session_->OnNodeGone(kDecode, "died", Now()), RetryStage::kHandoff,
+              RetryReason::kNodeGone);
+  ToPrefilling();
+  EXPECT_FALSE(session_->OnFirstToken(kPrefill, proto::FirstToken(), Now()).first.has_value());
+  ExpectEnd(Say(kPrefill, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 1),
+            absl::StatusCode::kOk);
+}
+
+TEST_F(ResumeTest, WaitsForNodesItsOwnTimeAndSaysWhyItEnds) {
+  options_.queue_timeout = absl::Seconds(1);
+  options_.resume_timeout = absl::Seconds(20);
+  Break();
+  EXPECT_FALSE(Late(absl::Seconds(20) - absl::Milliseconds(1)).end.has_value());
+  const Effects effects = Late(absl::Milliseconds(1));
+  ExpectEnd(effects, absl::StatusCode::kUnavailable);
+  EXPECT_EQ(effects.end->status.message(),
+            "decode node d:1 died, and no other node went on: no room");
+}
+
+TEST_F(ResumeTest, IsNotTriedWhereTheBitsWouldDiffer) {
+  session_->OnReserveSent(kDecode, kWire, Now(), /*resumable=*/false);
+  Grant();
+  session_->OnPrefillSent(kPrefill, Now());
+  ExpectRetry(session_->OnNodeGone(kDecode, "died", Now()), RetryStage::kHandoff,
+              RetryReason::kNodeGone);  // Nothing was delivered.
+  session_->OnReserveSent(kDecode, kWire, Now(), /*resumable=*/false);
+  Grant();
+  session_->OnPrefillSent(kPrefill, Now());
+  First();
+  ExpectEnd(session_->OnNodeGone(kDecode, "died", Now()), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ResumeTest, ProgressForgivesRetries) {
+  options_.max_retries = 1;
+  options_.forgive_tokens = 3;
+  Make(absl::InfiniteDuration(), /*max_new_tokens=*/100);
+  ToDecoding();
+  session_->OnNodeGone(kDecode, "died", Now());
+  EXPECT_EQ(session_->retries(), 1);
+  ToPrefillingAgain();
+  FirstAgain(101, 1);
+  Tokens(2, 1, kDecode + 1);
+  EXPECT_EQ(session_->retries(), 1);
+  Tokens(3, 1, kDecode + 1);
+  EXPECT_EQ(session_->retries(), 0);
+  ExpectRetry(session_->OnNodeGone(kDecode + 1, "died", Now()), RetryStage::kDecode,
+              RetryReason::kNodeGone);
+  ToPrefillingAgain();
+  FirstAgain(104, 4);
+  ExpectEnd(session_->OnNodeGone(kDecode + 1, "died", Now()), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ResumeTest, BlamesWhoeverDidNotDoItsPart) {
+  ToReserving();
+  EXPECT_EQ(Late(options_.reserve_timeout).failed, kDecode);
+  Make();
+  ToPrefilling();
+  EXPECT_EQ(Late(options_.first_token_timeout).failed, kPrefill);
+  Make();
+  ToDecoding();
+  EXPECT_EQ(Late(options_.token_timeout).failed, kDecode);
+  Make();
+  ToDecoding();
+  EXPECT_EQ(Say(kDecode, Terminal::KIND_FAILED).failed, kDecode);
+  code_ = absl::StatusCode::kUnavailable;  // May be its peer's fault.
+  Make();
+  ToPrefilling();
+  EXPECT_EQ(Say(kPrefill, Terminal::KIND_FAILED).failed, 0u);
+  Make();
+  ToPrefilling();
+  EXPECT_EQ(session_->OnNodeGone(kPrefill, "died", Now()).failed, 0u);
 }
 
 }  // namespace
