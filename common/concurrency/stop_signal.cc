@@ -9,18 +9,21 @@
 namespace lynx {
 namespace {
 
-sigset_t StopSet() {
+sigset_t WatchedSet() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGHUP);
+  sigaddset(&set, SIGUSR1);
+  sigaddset(&set, SIGUSR2);
   return set;
 }
 
 }  // namespace
 
 StopSignal::StopSignal(std::function<void(const char* why)> log) : log_(std::move(log)) {
-  const sigset_t set = StopSet();
+  const sigset_t set = WatchedSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   // A peer that closes its socket is an error of that call, not the end of the process.
   signal(SIGPIPE, SIG_IGN);
@@ -47,11 +50,22 @@ void StopSignal::Wait() {
   while (!signalled_) changed_.Wait(mu_);
 }
 
+void StopSignal::On(int signal_number, std::function<void()> call) {
+  MutexLock lock(calls_mu_);
+  calls_[signal_number] = std::move(call);
+}
+
 void StopSignal::Watch() {
-  const sigset_t set = StopSet();
+  const sigset_t set = WatchedSet();
   for (;;) {
     int signal_number = 0;
     sigwait(&set, &signal_number);
+    if (signal_number != SIGINT && signal_number != SIGTERM) {
+      MutexLock lock(calls_mu_);
+      const auto call = calls_.find(signal_number);
+      if (call != calls_.end() && call->second != nullptr) call->second();
+      continue;
+    }
     MutexLock lock(mu_);
     if (stopping_) return;
     if (!armed_) {

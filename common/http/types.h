@@ -24,7 +24,8 @@ struct HttpRequest {
   std::string query;
   Headers headers;
   std::string body;
-  std::string peer;  // "address:port" of the other end of the connection.
+  std::string peer;    // "address:port" of the other end of the connection.
+  std::string user{};  // Whom a handler in front found it to come from; the server leaves it empty.
 
   std::optional<std::string_view> Header(std::string_view name) const {
     return FindHeader(headers, name);

@@ -1,5 +1,7 @@
 #include "common/node/node_runtime.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -186,6 +188,10 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
       {.min_level = telemetry::LogLevelOf(config.log_level),
        .component = config.rank > 0 ? absl::StrCat(role, "-rank-", config.rank) : role,
        .incarnation = HexId(runtime->incarnation_)});
+  runtime->stop_.On(SIGUSR1, [] { telemetry::SetLogLevel(telemetry::LogLevel::kDebug); });
+  runtime->stop_.On(SIGUSR2, [level = telemetry::LogLevelOf(config.log_level)] {
+    telemetry::SetLogLevel(level);
+  });
   runtime->model_name_ =
       config.served_model_name.empty() ? FolderName(config.model) : config.served_model_name;
   LYNX_RETURN_IF_ERROR(CheckModelName(runtime->model_name_));

@@ -3,6 +3,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 
@@ -16,6 +17,7 @@ namespace {
 
 struct State {
   LogOptions options;
+  std::atomic<LogLevel> min_level = LogLevel::kInfo;
   std::shared_ptr<spdlog::logger> logger;
 };
 
@@ -78,11 +80,16 @@ LogLevel LogLevelOf(std::string_view name) {
   std::abort();
 }
 
-void ConfigureLog(const LogOptions& options) { GetState().options = options; }
+void ConfigureLog(const LogOptions& options) {
+  GetState().options = options;
+  SetLogLevel(options.min_level);
+}
+
+void SetLogLevel(LogLevel level) { GetState().min_level.store(level); }
 
 void Log(LogLevel level, std::string_view message, LogFields fields) {
   State& state = GetState();
-  if (level < state.options.min_level) return;
+  if (level < state.min_level.load()) return;
   std::string line = "{\"time\":\"";
   line += absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone());
   line += '"';

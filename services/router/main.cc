@@ -1,4 +1,6 @@
 // lynx-router: reads its options, builds its objects, and waits for a signal.
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -7,7 +9,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/announcement.h"
@@ -15,6 +19,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/concurrency/event_loop.h"
+#include "common/concurrency/file_watch.h"
 #include "common/concurrency/stop_signal.h"
 #include "common/config/flag_set.h"
 #include "common/http/health.h"
@@ -26,7 +31,9 @@
 #include "common/text/chat_template.h"
 #include "common/text/model_files.h"
 #include "common/text/tokenizer.h"
+#include "services/router/front/access_control.h"
 #include "services/router/front/completion_handler.h"
+#include "services/router/front/rate_limiter.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/nodes_page.h"
 #include "services/router/membership/resolver.h"
@@ -36,6 +43,9 @@
 
 namespace lynx::router {
 namespace {
+
+// How often files that may change are looked at.
+constexpr absl::Duration kFileWatchInterval = absl::Seconds(1);
 
 std::string Printable(const ListenAddress& address, uint16_t port) {
   const bool v6 = address.host.find(':') != std::string::npos;
@@ -175,6 +185,16 @@ class BatchedWrites final : public NodeRegistry::Listener {
   NodeRegistry::Listener& to_;
 };
 
+// What was in force stays so when the file is not fit: no typing error locks everybody out.
+void ReloadKeys(AccessControl& access, const std::string& file) {
+  if (const absl::Status loaded = access.Load(file); loaded.ok()) {
+    telemetry::LogInfo("API keys loaded", {{"file", file}});
+  } else {
+    telemetry::LogError("API keys not loaded, those before stay in force",
+                        {{"status", loaded.ToString()}});
+  }
+}
+
 // Runs something on the loop again and again, until destroyed on the loop or with it stopped.
 class Repeated {
  public:
@@ -247,7 +267,9 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
 
   BatchedWrites listener(*service);
 
+  RateLimiter limiter;
   FrontOptions front;
+  front.limiter = &limiter;
   front.limits = model.limits;
   front.system_fingerprint = absl::StrCat("lynx-", config.served_model_names.front());
   front.heartbeat_interval = config.stream_heartbeat;
@@ -256,6 +278,16 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   CompletionHandler handler(std::move(front), *model.tokenizer, model.chat_template.get(), *service,
                             loop, metrics);
   http::Routes routes(&handler);
+  AccessControl access(routes, limiter, loop.clock(), metrics);
+  const bool keyed = !config.api_keys.empty();
+  std::optional<FileWatch> key_watch;
+  if (keyed) {
+    key_watch.emplace(std::vector{config.api_keys}, kFileWatchInterval,
+                      [&] { ReloadKeys(access, config.api_keys); });
+    LYNX_RETURN_IF_ERROR(access.Load(config.api_keys));
+    stop.On(SIGHUP, [&key_watch] { key_watch->Nudge(); });
+  }
+  const absl::Cleanup forget_reload = [&stop] { stop.On(SIGHUP, nullptr); };
   http::Routes admin_routes;
   health.AddTo(routes);
   health.AddTo(admin_routes);
@@ -273,7 +305,8 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
              });
            });
 
-  LYNX_ASSIGN_OR_RETURN(auto server, Listen(config, "api", listen, metrics, routes));
+  http::RequestHandler& front_door = keyed ? static_cast<http::RequestHandler&>(access) : routes;
+  LYNX_ASSIGN_OR_RETURN(auto server, Listen(config, "api", listen, metrics, front_door));
   std::unique_ptr<http::HttpServer> admin;
   if (admin_listen.has_value()) {
     LYNX_ASSIGN_OR_RETURN(admin, Listen(config, "admin", *admin_listen, metrics, admin_routes));
@@ -359,9 +392,11 @@ int Main(int argc, char** argv) {
     return 0;
   }
   const Incarnation incarnation = RandomId();
-  telemetry::ConfigureLog({.min_level = telemetry::LogLevelOf(config.log_level),
-                           .component = "router",
-                           .incarnation = HexId(incarnation)});
+  const telemetry::LogLevel log_level = telemetry::LogLevelOf(config.log_level);
+  telemetry::ConfigureLog(
+      {.min_level = log_level, .component = "router", .incarnation = HexId(incarnation)});
+  stop.On(SIGUSR1, [] { telemetry::SetLogLevel(telemetry::LogLevel::kDebug); });
+  stop.On(SIGUSR2, [log_level] { telemetry::SetLogLevel(log_level); });
   telemetry::LogInfo("starting", {{"options", flags.Describe()}});
   if (absl::Status status = Run(config, incarnation, stop); !status.ok()) {
     telemetry::LogError("cannot serve", {{"status", status.ToString()}});

@@ -98,6 +98,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                    "nodes compute the prompts");
   flags.AddStrings("decode", &config.decode,
                    "host:port of decode nodes (required); a name stands for all its addresses");
+  flags.AddString("api-keys", &config.api_keys,
+                  "file of the API keys that requests must have one of; empty: anybody may call");
   flags.AddString("announce", &config.announce,
                   "file to write the bound address to once it is known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},

@@ -24,6 +24,7 @@ struct RouterConfig {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string announce;
+  std::string api_keys;
   std::string log_level = "info";
   bool print_config = false;
   std::string placement = "least-load";

@@ -20,6 +20,7 @@ PACKAGES = {
     "spdlog": "spdlog",
     "fmt": "spdlog",
     "boost": "boost",
+    "openssl": "openssl",
     "zmq.h": "zeromq",
     "zmq.hpp": "zeromq",
     "zmq_addon.hpp": "zeromq",

@@ -13,7 +13,7 @@ LYNX_BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config curl
   libabsl-dev libprotobuf-dev protobuf-compiler libucx-dev libzmq3-dev cppzmq-dev
   prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libboost1.81-dev
-  libgloo-dev libpcre2-dev libicu-dev libxxhash-dev libgtest-dev libgmock-dev
+  libgloo-dev libssl-dev libpcre2-dev libicu-dev libxxhash-dev libgtest-dev libgmock-dev
 )
 LYNX_TEST_PACKAGES=(python3-venv prometheus haproxy nginx-light procps gnuplot-nox)
 

@@ -1,6 +1,7 @@
 #include "services/router/front/completion_handler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -11,8 +12,10 @@
 #include "common/base/status_macros.h"
 #include "common/base/utf8.h"
 #include "common/telemetry/log.h"
+#include "services/router/front/access_control.h"
 #include "services/router/front/api_error.h"
 #include "services/router/front/api_response.h"
+#include "services/router/front/replies.h"
 #include "services/router/front/tenant.h"
 
 namespace lynx::router {
@@ -20,29 +23,8 @@ namespace {
 
 constexpr std::string_view kModelsPath = "/v1/models";
 
-// The client's name of a request, when it is fit to be sent back and logged; else one of ours.
-std::string RequestId(const http::HttpRequest& request) {
-  constexpr size_t kMaxBytes = 128;
-  const auto given = request.Header("x-request-id");
-  const bool sane =
-      given.has_value() && !given->empty() && given->size() <= kMaxBytes &&
-      std::all_of(given->begin(), given->end(), [](char c) { return c > ' ' && c <= '~'; });
-  return sane ? std::string(*given) : absl::StrCat("req-", HexId(RandomId()));
-}
-
-http::HttpResponse JsonResponse(int status, std::string body, const std::string& request_id) {
-  http::HttpResponse response{.status = status, .headers = {}, .body = std::move(body)};
-  response.headers.emplace_back("Content-Type", http::kJsonContentType);
-  response.headers.emplace_back("X-Request-Id", request_id);
-  return response;
-}
-
-http::HttpResponse ErrorResponse(const ApiError& error, const std::string& request_id) {
-  http::HttpResponse response = JsonResponse(error.http_status, BuildError(error), request_id);
-  if (error.retry_after > absl::ZeroDuration()) {
-    response.headers.emplace_back("Retry-After", RetryAfterSeconds(error.retry_after));
-  }
-  return response;
+void AddHeaders(http::Headers more, http::Headers& headers) {
+  std::move(more.begin(), more.end(), std::back_inserter(headers));
 }
 
 // What is known at `path`; empty when nothing is.
@@ -100,7 +82,7 @@ CompletionHandler::~CompletionHandler() = default;
 
 void CompletionHandler::Handle(http::HttpRequest request,
                                std::shared_ptr<http::ResponseWriter> writer) {
-  const std::string request_id = RequestId(request);
+  const std::string request_id = RequestIdOf(request);
   if (auto refusal = RefusePath(request, request_id); refusal.has_value()) {
     writer->Send(*std::move(refusal)).IgnoreError();
     return;
@@ -115,14 +97,16 @@ void CompletionHandler::Handle(http::HttpRequest request,
                                            : request.path == "/detokenize"
                                                ? Detokenize(request.body)
                                                : Models(request);
-  writer
-      ->Send(body.ok() ? JsonResponse(200, *body, request_id)
-                       : ErrorResponse(ToApiError(body.status()), request_id))
-      .IgnoreError();
+  http::HttpResponse response = body.ok() ? JsonResponse(200, *body, request_id)
+                                          : ErrorResponse(ToApiError(body.status()), request_id);
+  if (const auto usage = UsageOf(request); usage != nullptr) {
+    AddHeaders(usage->Headers(loop_.Now()), response.headers);
+  }
+  writer->Send(std::move(response)).IgnoreError();
 }
 
 std::optional<http::HttpResponse> CompletionHandler::RefuseEarly(const http::HttpRequest& head) {
-  return RefusePath(head, RequestId(head));
+  return RefusePath(head, RequestIdOf(head));
 }
 
 std::optional<http::HttpResponse> CompletionHandler::RefusePath(const http::HttpRequest& request,
@@ -173,6 +157,7 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
                                  const std::string& request_id,
                                  std::shared_ptr<http::ResponseWriter> writer) {
   const absl::Time received = loop_.Now();
+  const std::shared_ptr<KeyUsage> usage = UsageOf(request);
   std::string model;
   absl::StatusOr<PreparedRequest> prepared = Prepare(api, request.body, model);
   if (!prepared.ok()) {
@@ -182,8 +167,24 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
     telemetry::LogInfo("request refused", {{"request_id", request_id},
                                            {"code", absl::StrCat(error.http_status)},
                                            {"param", error.param}});
-    writer->Send(ErrorResponse(error, request_id)).IgnoreError();
+    http::HttpResponse response = ErrorResponse(error, request_id);
+    if (usage != nullptr) AddHeaders(usage->Headers(received), response.headers);
+    writer->Send(std::move(response)).IgnoreError();
     return;
+  }
+  if (usage != nullptr) {
+    int64_t prompt_tokens = 0;
+    for (const PreparedPrompt& prompt : prepared->prompts) {
+      prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    }
+    const KeyUsage::Decision decision = usage->TakePrompt(prompt_tokens, received);
+    if (!decision.allowed()) {
+      metrics_.CountRequest(metrics_.ForModel(model), api, 429, Outcome::kClientError);
+      writer->Send(RateLimitResponse(decision, *usage, received, request_id)).IgnoreError();
+      return;
+    }
+    prepared->headers = usage->Headers(received);
+    prepared->usage = usage;
   }
   prepared->request_id = request_id;
   prepared->received = received;
@@ -203,6 +204,10 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
       if (it != sessions_.end()) it->second->OnClientGone();
     });
   });
+}
+
+std::shared_ptr<KeyUsage> CompletionHandler::UsageOf(const http::HttpRequest& request) const {
+  return options_.limiter == nullptr ? nullptr : options_.limiter->Find(request.user);
 }
 
 absl::StatusOr<PreparedRequest> CompletionHandler::Prepare(Api api, const std::string& body,

@@ -19,6 +19,7 @@
 #include "services/router/front/api_request.h"
 #include "services/router/front/completion_session.h"
 #include "services/router/front/front_metrics.h"
+#include "services/router/front/rate_limiter.h"
 #include "services/router/session/sequence_service.h"
 
 namespace lynx::router {
@@ -32,6 +33,8 @@ struct FrontOptions {
   // A request's whole time, from its arrival. Generous: it only bounds what nothing else does.
   absl::Duration request_timeout = absl::Hours(1);
   SloTargets slo;  // For metrics alone.
+  // Limits of the holders of API keys. Borrowed; null: there are none.
+  const RateLimiter* limiter = nullptr;
 };
 
 // What a request gets that does not say otherwise.
@@ -66,6 +69,8 @@ class CompletionHandler final : public http::RequestHandler {
  private:
   void Generate(Api api, const http::HttpRequest& request, const std::string& request_id,
                 std::shared_ptr<http::ResponseWriter> writer);
+  // Null where the request has no limits.
+  std::shared_ptr<KeyUsage> UsageOf(const http::HttpRequest& request) const;
   std::optional<http::HttpResponse> RefusePath(const http::HttpRequest& request,
                                                const std::string& request_id);
   // `model`: the request's, as far as it was read, also on failure.

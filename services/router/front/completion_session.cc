@@ -168,8 +168,7 @@ void CompletionSession::OnEnd(ChoiceSink& choice, const SequenceEnd& end) {
         break;
       }
       // Sampled and paid for, though it is in no message and no part of the text.
-      ++choice.output_tokens;
-      metrics_.output_tokens.Increment();
+      CountOutput(choice, 1);
       choice.last_token_at = context_.loop.Now();
       FinishChoice(choice, FinishReason::kStop);
       break;
@@ -200,19 +199,21 @@ void CompletionSession::Echo(ChoiceSink& choice, const proto::FirstToken& first)
 
 void CompletionSession::Deliver(ChoiceSink& choice, std::span<const proto::Token* const> tokens) {
   bool stopped = false;
+  int64_t taken = 0;
   for (const proto::Token* token : tokens) {
     if (state_ == State::kDone) return;
     if (choice.prompt.max_new_tokens == 0) break;  // Only the prompt was asked about.
     if (prepared_.request.logprobs.has_value() && HasNan(*token)) {
+      CountOutput(choice, taken);
       return Fail(absl::InternalError("The model gave a log-probability that is not a number"), {});
     }
-    ++choice.output_tokens;
-    metrics_.output_tokens.Increment();
+    ++taken;
     if (choice.stream.Push(*token)) {
       stopped = true;
       break;
     }
   }
+  CountOutput(choice, taken);
   if (state_ == State::kDone) return;
   if (stopped) {
     FinishChoice(choice, FinishReason::kStop);
@@ -404,6 +405,13 @@ void CompletionSession::Finish(int code, Outcome outcome, const absl::Status& st
   context_.loop.Post(std::move(finished_));
 }
 
+void CompletionSession::CountOutput(ChoiceSink& choice, int64_t tokens) {
+  if (tokens == 0) return;
+  choice.output_tokens += tokens;
+  metrics_.output_tokens.Increment(static_cast<double>(tokens));
+  if (prepared_.usage != nullptr) prepared_.usage->ChargeOutput(tokens, context_.loop.Now());
+}
+
 void CompletionSession::CountSlo(Outcome outcome, int64_t output_tokens) {
   if (outcome == Outcome::kClientError || outcome == Outcome::kCancelled) return;
   if (outcome != Outcome::kOk) return context_.metrics.CountUnanswered(metrics_);
@@ -432,7 +440,9 @@ Usage CompletionSession::TotalUsage() const {
 }
 
 http::Headers CompletionSession::CommonHeaders() const {
-  return {{"X-Request-Id", prepared_.request_id}};
+  http::Headers headers = prepared_.headers;
+  headers.emplace_back("X-Request-Id", prepared_.request_id);
+  return headers;
 }
 
 }  // namespace lynx::router

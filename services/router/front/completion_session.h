@@ -18,6 +18,7 @@
 #include "services/router/front/api_response.h"
 #include "services/router/front/choice_stream.h"
 #include "services/router/front/front_metrics.h"
+#include "services/router/front/rate_limiter.h"
 #include "services/router/session/sequence_service.h"
 
 namespace lynx::router {
@@ -36,6 +37,8 @@ struct PreparedRequest {
   std::string request_id;  // What the client calls it; for headers and logs only.
   absl::Time received;     // On the loop's clock.
   TenantId tenant = 0;
+  http::Headers headers;            // Of the limits, for the response.
+  std::shared_ptr<KeyUsage> usage;  // Output counts towards it; null: no limits.
 };
 
 // One client request from its first sequence to the last byte of its answer.
@@ -104,6 +107,7 @@ class CompletionSession {
   void OnHeartbeat();
   void CancelSequence(ChoiceSink& choice);
   void Finish(int code, Outcome outcome, const absl::Status& status);
+  void CountOutput(ChoiceSink& choice, int64_t tokens);
   void CountSlo(Outcome outcome, int64_t output_tokens);
   Usage TotalUsage() const;
   http::Headers CommonHeaders() const;

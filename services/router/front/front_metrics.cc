@@ -37,10 +37,10 @@ constexpr std::pair<int, Outcome> kEnds[] = {
     {200, Outcome::kOk},          {200, Outcome::kStreamError},
     {200, Outcome::kCancelled},   {FrontMetrics::kClientClosedCode, Outcome::kCancelled},
     {400, Outcome::kClientError}, {404, Outcome::kClientError},
-    {413, Outcome::kClientError}, {429, Outcome::kRejected},
-    {503, Outcome::kRejected},    {429, Outcome::kServerError},
-    {500, Outcome::kServerError}, {503, Outcome::kServerError},
-    {504, Outcome::kServerError}};
+    {413, Outcome::kClientError}, {429, Outcome::kClientError},
+    {429, Outcome::kRejected},    {503, Outcome::kRejected},
+    {429, Outcome::kServerError}, {500, Outcome::kServerError},
+    {503, Outcome::kServerError}, {504, Outcome::kServerError}};
 
 bool Has(absl::Duration target) { return target != absl::InfiniteDuration(); }
 

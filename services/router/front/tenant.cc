@@ -15,6 +15,7 @@ TenantId Hash(std::string_view text) {
 }  // namespace
 
 TenantId TenantOf(const http::HttpRequest& request, std::string_view end_user) {
+  if (!request.user.empty()) return Hash(request.user);
   for (const char* name :
        {"x-gateway-inference-fairness-id", "authorization", "api-key", "x-api-key"}) {
     const auto value = request.Header(name);

@@ -34,5 +34,15 @@ TEST(TenantTest, TheGatewaysWordCountsThenTheKeyThenTheUser) {
   EXPECT_NE(With({{"x-api-key", "j"}}), With({{"x-api-key", "k"}}));
 }
 
+TEST(TenantTest, WhereKeysAreCheckedTheirNameAloneCounts) {
+  http::HttpRequest request;
+  request.user = "ann";
+  const TenantId ann = TenantOf(request, "");
+  request.headers = {{"x-gateway-inference-fairness-id", "made-up"}, {"authorization", "Bearer k"}};
+  EXPECT_EQ(TenantOf(request, "made-up"), ann);
+  request.user = "bob";
+  EXPECT_NE(TenantOf(request, ""), ann);
+}
+
 }  // namespace
 }  // namespace lynx::router

@@ -1,0 +1,71 @@
+#include "common/concurrency/file_watch.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace lynx {
+namespace {
+
+std::string LookAt(const std::vector<std::string>& paths) {
+  std::string look;
+  for (const std::string& path : paths) {
+    struct stat status;
+    if (stat(path.c_str(), &status) != 0) {
+      look += "-;";
+      continue;
+    }
+    absl::StrAppend(&look, status.st_dev, " ", status.st_ino, " ", status.st_size, " ",
+                    status.st_mtim.tv_sec, ".", status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec,
+                    ".", status.st_ctim.tv_nsec, ";");
+  }
+  return look;
+}
+
+}  // namespace
+
+FileWatch::FileWatch(std::vector<std::string> paths, absl::Duration interval,
+                     std::function<void()> changed)
+    : paths_(std::move(paths)),
+      interval_(interval),
+      changed_(std::move(changed)),
+      seen_(LookAt(paths_)),
+      thread_([this] { Run(); }) {}
+
+FileWatch::~FileWatch() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    wake_.NotifyAll();
+  }
+  thread_.join();
+}
+
+void FileWatch::Nudge() {
+  MutexLock lock(mu_);
+  nudged_ = true;
+  wake_.NotifyAll();
+}
+
+void FileWatch::Run() {
+  for (;;) {
+    bool call = false;
+    {
+      const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(interval_);
+      MutexLock lock(mu_);
+      while (!stopping_ && !nudged_ && wake_.WaitUntil(mu_, deadline)) {
+      }
+      if (stopping_) return;
+      call = std::exchange(nudged_, false);
+    }
+    // Looked at before the call: what changes during it is seen next time.
+    std::string look = LookAt(paths_);
+    if (std::exchange(seen_, look) != look) call = true;
+    if (call) changed_();
+  }
+}
+
+}  // namespace lynx
