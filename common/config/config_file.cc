@@ -83,6 +83,10 @@ class LineReader {
       }
       if (text_[i] == '\\') {
         ++i;
+        if (i < text_.size() && text_[i] == 'n') {
+          value.push_back('\n');
+          continue;
+        }
         if (i == text_.size() || (text_[i] != '"' && text_[i] != '\\')) return std::nullopt;
       }
       value.push_back(text_[i]);
@@ -127,6 +131,23 @@ absl::StatusOr<std::vector<ConfigEntry>> ParseConfigFile(std::string_view text,
     entries.push_back({std::move(key), *std::move(values), line_number});
   }
   return entries;
+}
+
+std::string QuoteConfigValue(std::string_view value) {
+  const bool bare = !value.empty() && std::all_of(value.begin(), value.end(), [](char c) {
+    return IsKeyChar(c) || c == '.' || c == '+' || c == '/' || c == ':';
+  });
+  if (bare) return std::string(value);
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    if (c == '\n') {
+      quoted += "\\n";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
 }
 
 }  // namespace lynx::config

@@ -16,7 +16,7 @@ struct ConfigEntry {
 };
 
 // Reads the flat part of TOML: `key = value` lines, blank lines and # comments. A value is a bare
-// word or number (8000, 2s, 64MiB, true), a "quoted string" (escapes \" and \\) or a one-line
+// word or number (8000, 2s, 64MiB, true), a "quoted string" (escapes \" \\ and \n) or a one-line
 // array of these.
 //
 // Not CLI11's own reader: that one cuts quoted values at '#', skips short lines and takes a line
@@ -25,5 +25,8 @@ struct ConfigEntry {
 //   InvalidArgument  a malformed line or a key given twice; names `file_name` and the line.
 absl::StatusOr<std::vector<ConfigEntry>> ParseConfigFile(std::string_view text,
                                                          const std::string& file_name);
+
+// Any text as a value that reads as this text: a bare word where that will do, or quoted.
+std::string QuoteConfigValue(std::string_view value);
 
 }  // namespace lynx::config

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <exception>
+#include <format>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -113,6 +114,7 @@ struct FlagSet::Option {
   bool is_list = false;
   bool is_secret = false;
   bool is_positional = false;
+  bool is_action = false;  // No setting: neither printed nor read from a file.
   bool in_environment = true;
   // Parses and stores; on failure says what was wanted, without the option's name.
   std::function<absl::Status(const std::vector<std::string>&)> set;
@@ -128,6 +130,8 @@ struct FlagSet::Impl {
   std::ostream* out = &std::cout;
   std::vector<std::unique_ptr<Option>> options;
   std::string config_path;
+  bool check_config = false;
+  bool print_config = false;
 };
 
 FlagSet::FlagSet(std::string program, std::string description) : impl_(std::make_unique<Impl>()) {
@@ -234,7 +238,8 @@ void FlagSet::AddDouble(const std::string& name, double* field, DoubleRange rang
     *field = value;
     return absl::OkStatus();
   };
-  option.show = [field] { return absl::StrCat(*field); };
+  // Whatever is printed reads as the very same number.
+  option.show = [field] { return std::format("{}", *field); };
 }
 
 void FlagSet::AddBool(const std::string& name, bool* field, const std::string& help) {
@@ -338,6 +343,16 @@ void FlagSet::AddPositional(const std::string& name, std::string* field, const s
   AddString(name, field, help);
   impl_->options.back()->is_positional = true;
   impl_->options.back()->in_environment = false;
+}
+
+void FlagSet::AddConfigActions() {
+  AddBool("check-config", &impl_->check_config,
+          "check options and files of options, start nothing, and exit");
+  AddBool("print-config", &impl_->print_config, "print the effective options as a file and exit");
+  for (auto it = impl_->options.end() - 2; it != impl_->options.end(); ++it) {
+    (*it)->is_action = true;
+    (*it)->in_environment = false;
+  }
 }
 
 void FlagSet::IgnoreEnvironment(const std::string& name) {
@@ -465,7 +480,7 @@ absl::StatusOr<ParseOutcome> FlagSet::Parse(int argc, const char* const* argv) {
     const auto option =
         std::find_if(impl_->options.begin(), impl_->options.end(), [&](const auto& candidate) {
           return candidate->name == entry.key && !candidate->is_positional &&
-                 candidate->name != "config";
+                 !candidate->is_action && candidate->name != "config";
         });
     if (option == impl_->options.end()) {
       return absl::InvalidArgumentError(absl::StrCat(where, ": unknown key '", entry.key, "'"));
@@ -479,16 +494,51 @@ absl::StatusOr<ParseOutcome> FlagSet::Parse(int argc, const char* const* argv) {
 std::string FlagSet::Describe() const {
   std::string text;
   for (const auto& option : impl_->options) {
+    if (option->is_action) continue;
     absl::StrAppend(&text, text.empty() ? "" : " ", option->name, "=", option->show(), " (",
                     option->source, ")");
   }
   return text;
 }
 
+std::string FlagSet::ToConfigFile() const {
+  std::string text;
+  for (const auto& option : impl_->options) {
+    if (option->is_action || option->is_positional || option->name == "config") continue;
+    const std::string value = option->show();
+    if (option->is_secret) {
+      absl::StrAppend(&text, "# ", option->name, " is ", value, "\n");
+      continue;
+    }
+    absl::StrAppend(&text, option->name, " = ");
+    if (option->is_list) {
+      const std::vector<std::string> items = absl::StrSplit(value, ',', absl::SkipEmpty());
+      absl::StrAppend(&text, "[",
+                      absl::StrJoin(items, ", ",
+                                    [](std::string* out, const auto& item) {
+                                      out->append(QuoteConfigValue(item));
+                                    }),
+                      "]");
+    } else {
+      text += QuoteConfigValue(value);
+    }
+    if (option->source != "default") absl::StrAppend(&text, "  # ", option->source);
+    text += '\n';
+  }
+  return text;
+}
+
+bool FlagSet::AnswerConfigActions() const {
+  if (impl_->print_config) *impl_->out << ToConfigFile();
+  if (impl_->check_config) *impl_->out << impl_->program << ": the configuration is fine\n";
+  return impl_->print_config || impl_->check_config;
+}
+
 std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
   std::vector<std::pair<std::string, std::string>> values;
   for (const auto& option : impl_->options) {
-    if (option->name != "config") values.emplace_back(option->name, option->show());
+    if (option->name != "config" && !option->is_action)
+      values.emplace_back(option->name, option->show());
   }
   return values;
 }

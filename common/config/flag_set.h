@@ -83,18 +83,28 @@ class FlagSet {
   // another program.
   void IgnoreEnvironment(const std::string& name);
 
+  // Adds --check-config and --print-config, which only the command line takes. See
+  // AnswerConfigActions().
+  void AddConfigActions();
+
   // Reads flags, environment and file, and sets the fields; argv[0] is skipped. On an error fields
   // may be partly set: print the message and exit with a failure.
   //   InvalidArgument  unknown flag or key, malformed or out-of-range value; names the option, the
   //                    value, what is allowed and where the value came from.
   //   NotFound         the config file cannot be read.
   absl::StatusOr<ParseOutcome> Parse(int argc, const char* const* argv);
-  // Where --help and --version print; std::cout unless set.
+  // Call once the program has checked what no single option can, and exit with 0 when true: the
+  // command line had --print-config, which prints ToConfigFile(), or --check-config.
+  bool AnswerConfigActions() const;
+  // Where --help, --version, --check-config and --print-config print; std::cout unless set.
   void SetOutput(std::ostream* out);
 
   // The effective values after Parse() for the start-up log, secrets masked:
   // "port=8000 (flag) host=0.0.0.0 (default) api-key=<set> (environment)".
   std::string Describe() const;
+  // The effective values as a config file that gives the same ones, without the secrets, which a
+  // comment stands for.
+  std::string ToConfigFile() const;
   // The same as pairs of name and value, without --config.
   std::vector<std::pair<std::string, std::string>> Values() const;
 

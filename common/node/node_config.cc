@@ -18,6 +18,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "file to write the bound addresses to once they are known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
                   "least severe lines to log");
+  flags.AddConfigActions();
   flags.AddChoice("device", &config.device, {"cpu"}, "what computes");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
                   "precision that activations are rounded to; equal on all nodes of a cluster");

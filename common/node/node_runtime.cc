@@ -101,6 +101,26 @@ absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string
   return std::pair(host, port);
 }
 
+absl::Status CheckNodeConfig(const NodeConfig& config) {
+  const auto wrong = [](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(what...));
+  };
+  if (config.model.empty()) return wrong("--model is required");
+  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
+  if (config.world != 0 && config.world != layout.world()) {
+    return wrong("--world ", config.world, ", but --tp ", config.tp, " is ", layout.world(),
+                 " ranks");
+  }
+  if (config.rank >= layout.world()) {
+    return wrong("--rank ", config.rank, " of the ", layout.world(), " ranks of --tp ", config.tp);
+  }
+  if ((config.rank < 0) != config.leader.empty()) {
+    return wrong("--rank and --leader are given together, or neither");
+  }
+  LYNX_RETURN_IF_ERROR(ParseHostPort("control", config.control).status());
+  return ParseHostPort("http", config.http).status();
+}
+
 NodeRuntime::NodeRuntime(const NodeConfig& config, const std::string& role, Incarnation incarnation)
     : config_(config), role_(role), incarnation_(incarnation) {}
 
@@ -115,20 +135,7 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
                                       std::unique_ptr<NodeRanks>& ranks,
                                       std::optional<RankProcesses>& processes) {
   const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
-  const auto wrong = [](const auto&... what) {
-    return absl::InvalidArgumentError(absl::StrCat(what...));
-  };
-  if (config.world != 0 && config.world != layout.world()) {
-    return wrong("--world ", config.world, ", but --tp ", config.tp, " is ", layout.world(),
-                 " ranks");
-  }
-  if (config.rank >= layout.world()) {
-    return wrong("--rank ", config.rank, " of the ", layout.world(), " ranks of --tp ", config.tp);
-  }
   const bool starts_others = config.rank < 0;
-  if (starts_others != config.leader.empty()) {
-    return wrong("--rank and --leader are given together, or neither");
-  }
   if (layout.world() == 1) return absl::OkStatus();
   std::vector<RankCpus> cpus;
   if (starts_others) {
@@ -163,7 +170,7 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
 absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::FlagSet& flags,
                                                                  const NodeConfig& given,
                                                                  const std::string& role) {
-  if (given.model.empty()) return absl::InvalidArgumentError("--model is required");
+  LYNX_RETURN_IF_ERROR(CheckNodeConfig(given));
   NodeConfig config = given;
   std::unique_ptr<NodeRanks> ranks;
   std::optional<RankProcesses> processes;
@@ -365,14 +372,20 @@ absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
 }
 
 int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
-            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve) {
-  const auto outcome = flags.Parse(argc, argv);
+            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve,
+            const std::function<absl::Status()>& check) {
+  auto outcome = flags.Parse(argc, argv);
+  if (outcome.ok() && *outcome == config::ParseOutcome::kRun) {
+    absl::Status fits = CheckNodeConfig(config);
+    if (fits.ok() && check != nullptr) fits = check();
+    if (!fits.ok()) outcome = std::move(fits);
+  }
   if (!outcome.ok()) {
     std::fprintf(stderr, "lynx-%s: %s\n", role.c_str(),
                  std::string(outcome.status().message()).c_str());
     return 2;
   }
-  if (*outcome == config::ParseOutcome::kPrinted) return 0;
+  if (*outcome == config::ParseOutcome::kPrinted || flags.AnswerConfigActions()) return 0;
   auto runtime = NodeRuntime::Create(flags, config, role);
   absl::Status status = runtime.status();
   if (status.ok()) {

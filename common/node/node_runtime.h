@@ -102,9 +102,14 @@ class NodeRuntime {
 };
 
 // main() of a node: parses the options, makes the runtime, runs `serve`, and turns what comes of it
-// into a message and an exit status: 0, 1 (it failed) or 2 (bad arguments).
+// into a message and an exit status: 0, 1 (it failed) or 2 (bad arguments, by CheckNodeConfig() and
+// by `check` of the options that only this program has, if there is one).
 int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
-            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve);
+            const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve,
+            const std::function<absl::Status()>& check = nullptr);
+
+// What no single option can say. InvalidArgument names the options and their values.
+absl::Status CheckNodeConfig(const NodeConfig& config);
 
 // Splits "host:port" or "[v6]:port". InvalidArgument names `option`.
 absl::StatusOr<std::pair<std::string, uint16_t>> ParseHostPort(const std::string& option,

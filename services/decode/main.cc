@@ -60,17 +60,21 @@ constexpr int32_t kAutoRungs = 8;
 // A guard that trips again and again holds up to so many times as long.
 constexpr int kMaxHolds = 16;
 
-absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
+absl::Status Check(const DecodeConfig& config) {
   if (config.node.step_rows < config.max_batch) {
     return absl::InvalidArgumentError(absl::StrCat("--step-rows ", config.node.step_rows,
                                                    " is less than --max-batch ", config.max_batch));
   }
+  if (config.prompt_rows == 0 && config.role == "both") {
+    return absl::InvalidArgumentError("--role both computes prompts: --prompt-rows cannot be 0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
   int32_t prompt_rows = config.prompt_rows;
   if (prompt_rows < 0) {
     prompt_rows = config.role == "both" ? config.node.step_rows : kFewPromptRows;
-  }
-  if (prompt_rows == 0 && config.role == "both") {
-    return absl::InvalidArgumentError("--role both computes prompts: --prompt-rows cannot be 0");
   }
   // Before the weights, which take long.
   LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.node.model));
@@ -220,8 +224,10 @@ int Main(int argc, const char* const* argv) {
   flags.AddDuration("lynx-tpot-target", &config.tpot_target, {absl::ZeroDuration()},
                     "time of a step that the policy auto aims for; 0 for as fast as the quality "
                     "budget allows");
-  return node::RunNode(flags, argc, argv, config.node, "decode",
-                       [&](node::NodeRuntime& runtime) { return Serve(runtime, config); });
+  return node::RunNode(
+      flags, argc, argv, config.node, "decode",
+      [&](node::NodeRuntime& runtime) { return Serve(runtime, config); },
+      [&config] { return Check(config); });
 }
 
 }  // namespace

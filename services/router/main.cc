@@ -387,10 +387,7 @@ int Main(int argc, char** argv) {
     std::cerr << "lynx-router: " << complete.message() << "\n";
     return 2;
   }
-  if (config.print_config) {
-    std::cout << flags.Describe() << "\n";
-    return 0;
-  }
+  if (flags.AnswerConfigActions()) return 0;
   const Incarnation incarnation = RandomId();
   const telemetry::LogLevel log_level = telemetry::LogLevelOf(config.log_level);
   telemetry::ConfigureLog(

@@ -104,7 +104,7 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                   "file to write the bound address to once it is known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
                   "least severe lines to log");
-  flags.AddBool("print-config", &config.print_config, "print the effective options and exit");
+  flags.AddConfigActions();
 
   flags.AddInt("max-inflight", &config.max_inflight, {1, 1 << 20},
                "most sequences on nodes at a time");
@@ -214,6 +214,10 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--lynx-allow has '", name, "', which is no policy that a request may have"));
     }
+  }
+  LYNX_RETURN_IF_ERROR(ParseListenAddress("listen", config.listen).status());
+  if (!config.admin_listen.empty()) {
+    LYNX_RETURN_IF_ERROR(ParseListenAddress("admin-listen", config.admin_listen).status());
   }
   if (config.suspect_after == absl::ZeroDuration()) {
     config.suspect_after = 3 * config.heartbeat_interval;

@@ -26,7 +26,6 @@ struct RouterConfig {
   std::string announce;
   std::string api_keys;
   std::string log_level = "info";
-  bool print_config = false;
   std::string placement = "least-load";
   std::vector<std::string> lynx_allow;
 

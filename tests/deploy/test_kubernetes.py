@@ -228,18 +228,11 @@ def test_programs_take_their_flags_files_and_variables(variant, tmp_path):
                 assert variable.removeprefix("LYNX_").lower().replace("_", "-") in flags, variable
         # As LeaderWorkerSet would, of a group's first pod.
         group = {"LWS_WORKER_INDEX": "0", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "127.0.0.1"}
-        command = [re.sub(r"\$\((\w+)\)", lambda m: group[m[1]], argument).replace("/etc/lynx/", f"{tmp_path}/")
-                   .replace(":9300", ":0") for argument in arguments]
-        if program == "lynx-router":
-            command += ["--print-config"]
-        else:
-            command += ["--model", "/no-such-model", "--http", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+        command = [re.sub(r"\$\((\w+)\)", lambda m: group[m[1]], argument).replace("/etc/lynx/", f"{tmp_path}/") for argument in arguments]
+        command += ["--check-config"]
         environment = {key: value for key, value in given.items() if key.startswith("LYNX_")}
         done = subprocess.run([BIN / program, *command], capture_output=True, text=True, env=environment, timeout=30)
-        if program == "lynx-router":
-            assert done.returncode == 0, done.stderr
-        else:
-            assert done.returncode == 1 and "/no-such-model" in done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

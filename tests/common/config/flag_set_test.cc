@@ -215,6 +215,61 @@ TEST_F(FlagSetTest, ValuesAreWhatDescribeShows) {
   EXPECT_THAT(values, Not(::testing::Contains(::testing::Pair("config", ::testing::_))));
 }
 
+TEST_F(FlagSetTest, WhatIsPrintedIsAConfigFileThatGivesTheSame) {
+  flags_.AddConfigActions();
+  SetEnv("LYNX_PORT", "1234");
+  ASSERT_THAT(Parse({"--host", "a \"b\" \\ #c\nd", "--share=0.123456789", "--wait-limit=1.5s",
+                     "--node=h:1,[::1]:2", "--api-key=hunter2", "--verbose", "--print-config"}),
+              IsOk());
+  EXPECT_TRUE(flags_.AnswerConfigActions());
+  const std::string printed = out_.str();
+  EXPECT_THAT(printed, Not(HasSubstr("hunter2")));
+  EXPECT_THAT(printed,
+              AllOf(HasSubstr("# api-key is <set>\n"), HasSubstr("port = 1234  # environment"),
+                    HasSubstr("verbose = true  # flag"), HasSubstr("dtype = f32\n")));
+  unsetenv("LYNX_PORT");
+
+  const std::string host = host_;
+  host_ = dtype_ = "other";
+  port_ = 1;
+  share_ = 0;
+  wait_limit_ = absl::ZeroDuration();
+  nodes_ = {"other"};
+  verbose_ = false;
+  ASSERT_THAT(Parse({ConfigFlag(printed)}), IsOk());
+  EXPECT_EQ(host_, host);
+  EXPECT_EQ(port_, 1234);
+  EXPECT_EQ(share_, 0.123456789);
+  EXPECT_EQ(wait_limit_, absl::Milliseconds(1500));
+  EXPECT_THAT(nodes_, ElementsAre("h:1", "[::1]:2"));
+  EXPECT_TRUE(verbose_);
+  EXPECT_EQ(dtype_, "bf16");
+}
+
+TEST_F(FlagSetTest, AnEmptyListAndAnEmptyTextSurviveBeingPrinted) {
+  nodes_ = {};
+  host_ = "";
+  const std::string printed = flags_.ToConfigFile();
+  host_ = "other";
+  nodes_ = {"other"};
+  ASSERT_THAT(Parse({ConfigFlag(printed)}), IsOk());
+  EXPECT_EQ(host_, "");
+  EXPECT_THAT(nodes_, IsEmpty());
+}
+
+TEST_F(FlagSetTest, ActionsAreForTheCommandLineAlone) {
+  flags_.AddConfigActions();
+  SetEnv("LYNX_CHECK_CONFIG", "true");
+  ASSERT_THAT(Parse({}), IsOk());
+  EXPECT_FALSE(flags_.AnswerConfigActions());
+  EXPECT_THAT(flags_.Describe(), Not(HasSubstr("check-config")));
+  EXPECT_THAT(Parse({ConfigFlag("check-config = true\n")}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unknown key")));
+  ASSERT_THAT(Parse({"--check-config"}), IsOk());
+  EXPECT_TRUE(flags_.AnswerConfigActions());
+  EXPECT_THAT(out_.str(), HasSubstr("lynx-test: the configuration is fine"));
+}
+
 TEST_F(FlagSetTest, AnOptionCanBeKeptFromTheEnvironment) {
   setenv("LYNX_HOST", "from-environment", 1);
   flags_.IgnoreEnvironment("host");
