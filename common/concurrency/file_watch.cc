@@ -27,15 +27,16 @@ std::string LookAt(const std::vector<std::string>& paths) {
 
 }  // namespace
 
-FileWatch::FileWatch(std::vector<std::string> paths, absl::Duration interval,
-                     std::function<void()> changed)
-    : paths_(std::move(paths)),
-      interval_(interval),
-      changed_(std::move(changed)),
-      seen_(LookAt(paths_)),
-      thread_([this] { Run(); }) {}
+FileWatch::FileWatch(std::vector<std::string> paths, absl::Duration interval)
+    : paths_(std::move(paths)), interval_(interval), seen_(LookAt(paths_)) {}
+
+void FileWatch::Start(std::function<void()> changed) {
+  changed_ = std::move(changed);
+  thread_ = std::thread([this] { Run(); });
+}
 
 FileWatch::~FileWatch() {
+  if (!thread_.joinable()) return;
   {
     MutexLock lock(mu_);
     stopping_ = true;

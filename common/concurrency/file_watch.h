@@ -15,14 +15,16 @@ namespace lynx {
 // Kubernetes swaps the files of a Secret, and works on any file system.
 class FileWatch {
  public:
-  // `changed` runs on the watch's own thread, one call after another, also when a file has come or
-  // gone. Changes from this constructor on count: read the files after it.
-  FileWatch(std::vector<std::string> paths, absl::Duration interval, std::function<void()> changed);
+  // Changes from here on count: read the files after it.
+  FileWatch(std::vector<std::string> paths, absl::Duration interval);
   ~FileWatch();  // After a running call.
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
 
-  // Runs `changed` soon, whether anything has changed or not. Thread-safe.
+  // `changed` runs on the watch's own thread, one call after another, also when a file has come or
+  // gone. Once.
+  void Start(std::function<void()> changed);
+  // Runs `changed` soon, or once started, whether anything has changed or not. Thread-safe.
   void Nudge() LYNX_EXCLUDES(mu_);
 
  private:
@@ -30,8 +32,8 @@ class FileWatch {
 
   const std::vector<std::string> paths_;
   const absl::Duration interval_;
-  const std::function<void()> changed_;
-  std::string seen_;  // What the files looked like; the thread's.
+  std::function<void()> changed_;  // Set before the thread runs.
+  std::string seen_;               // What the files looked like; the thread's.
   Mutex mu_;
   CondVar wake_;
   bool nudged_ LYNX_GUARDED_BY(mu_) = false;

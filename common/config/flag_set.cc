@@ -3,10 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <exception>
-#include <format>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -239,7 +239,11 @@ void FlagSet::AddDouble(const std::string& name, double* field, DoubleRange rang
     return absl::OkStatus();
   };
   // Whatever is printed reads as the very same number.
-  option.show = [field] { return std::format("{}", *field); };
+  option.show = [field] {
+    std::array<char, 32> text;
+    return std::string(text.data(),
+                       std::to_chars(text.data(), text.data() + text.size(), *field).ptr);
+  };
 }
 
 void FlagSet::AddBool(const std::string& name, bool* field, const std::string& help) {

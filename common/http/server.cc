@@ -12,6 +12,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <list>
+#include <map>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/http/message_parser.h"
+#include "common/http/tls_stream.h"
 #include "common/telemetry/log.h"
 
 namespace lynx::http {
@@ -60,10 +62,13 @@ enum class Reason {
   kMemory,
   kEvicted,
   kSlowReader,
-  kAcceptFailed
+  kAcceptFailed,
+  kAddressFull,
+  kTls
 };
-constexpr const char* kReasonNames[] = {"bad_request", "too_large", "timeout",     "full",
-                                        "memory",      "evicted",   "slow_reader", "accept_failed"};
+constexpr const char* kReasonNames[] = {"bad_request",  "too_large", "timeout",     "full",
+                                        "memory",       "evicted",   "slow_reader", "accept_failed",
+                                        "address_full", "tls"};
 
 class Metrics {
  public:
@@ -150,7 +155,10 @@ class Connection;
 // members marked otherwise.
 struct Shared {
   Shared(const ServerOptions& server_options, RequestHandler& request_handler)
-      : options(server_options), handler(request_handler), metrics(server_options) {}
+      : options(server_options),
+        handler(request_handler),
+        metrics(server_options),
+        tls(server_options.tls) {}
 
   const ServerOptions options;
   RequestHandler& handler;
@@ -162,7 +170,9 @@ struct Shared {
   std::list<Connection*> ticked;    // All; the one whose last tick is longest ago first.
   std::list<Connection*> idle;      // Longest idle first; none of them reserved.
   std::list<Connection*> reserved;  // Oldest first.
-  uint64_t body_bytes = 0;          // Of all bodies being received.
+  std::map<asio::ip::address, size_t> per_client;  // Connections of each; see ClientOf.
+  uint64_t body_bytes = 0;                         // Of all bodies being received.
+  std::shared_ptr<const TlsContext> tls;           // Of connections to come; null: plain.
   std::array<char, kReadBytes> read_buffer;
 
   // Has the connection send what its exchange has; soon, or when the thread's batch ends. Any
@@ -262,13 +272,33 @@ class Writer final : public ResponseWriter {
   const std::shared_ptr<Exchange> exchange_;
 };
 
+// Whose connections count together: an IPv6 host has a /64 to itself.
+asio::ip::address ClientOf(const asio::ip::address& address) {
+  if (!address.is_v6()) return address;
+  const asio::ip::address_v6 v6 = address.to_v6();
+  if (v6.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, v6);
+  asio::ip::address_v6::bytes_type bytes = v6.to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), uint8_t{0});
+  return asio::ip::address_v6(bytes);
+}
+
+std::string Printable(const tcp::endpoint& peer) {
+  const std::string address = peer.address().to_string();
+  return peer.address().is_v6() ? absl::StrCat("[", address, "]:", peer.port())
+                                : absl::StrCat(address, ":", peer.port());
+}
+
 // Owned by Shared::connections from accept to Close(). All on the server's thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Shared& shared, tcp::socket socket, std::string peer, bool reserved)
+  Connection(Shared& shared, tcp::socket socket, const tcp::endpoint& peer, bool reserved)
       : shared_(shared),
         socket_(std::move(socket)),
-        peer_(std::move(peer)),
+        tls_(shared.tls == nullptr
+                 ? nullptr
+                 : std::make_unique<TlsStream>(*shared.tls, socket_.native_handle())),
+        peer_(Printable(peer)),
+        client_(ClientOf(peer.address())),
         reserved_(reserved),
         parser_({.max_header_bytes = shared.options.max_header_bytes,
                  .max_target_bytes = shared.options.max_target_bytes,
@@ -301,6 +331,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void ArmRead();
   void OnReadable();
+  // As the socket's read_some and write_some, through TLS where there is any.
+  size_t ReadSome(error_code& ec);
+  size_t WriteSome(std::string_view data, error_code& ec);
   void OnEof();
   void Process();
   bool CheckHead();
@@ -319,13 +352,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Shared& shared_;
   tcp::socket socket_;
+  const std::unique_ptr<TlsStream> tls_;  // Null: plain.
   const std::string peer_;
+  const asio::ip::address client_;
   const bool reserved_;
   RequestParser parser_;
   Phase phase_ = Phase::kReading;
   bool closed_ = false;
   bool eof_ = false;  // The client sends no more.
   bool read_armed_ = false;
+  bool tls_write_armed_ = false;
   bool head_checked_ = false;  // CheckHead has passed the request being read.
   std::string in_;             // Read but not parsed.
   uint64_t accounted_body_bytes_ = 0;
@@ -518,6 +554,7 @@ void Exchange::Detach() {
 
 void Connection::Start() {
   shared_.connections.emplace(this, shared_from_this());
+  ++shared_.per_client[client_];
   ticked_place_ = shared_.ticked.insert(shared_.ticked.end(), this);
   shared_.metrics.connections.Set(static_cast<double>(shared_.connections.size()));
   if (reserved_) reserved_place_ = shared_.reserved.insert(shared_.reserved.end(), this);
@@ -547,12 +584,52 @@ void Connection::ArmRead() {
   });
 }
 
+size_t Connection::ReadSome(error_code& ec) {
+  if (tls_ == nullptr) return socket_.read_some(asio::buffer(shared_.read_buffer), ec);
+  const TlsStream::Outcome outcome = tls_->Read(shared_.read_buffer);
+  switch (outcome.result) {
+    case TlsStream::Result::kDone:
+      break;
+    case TlsStream::Result::kWantsWrite:
+      // An answer of the protocol itself does not fit into the socket.
+      if (!std::exchange(tls_write_armed_, true)) {
+        socket_.async_wait(tcp::socket::wait_write, [self = shared_from_this()](const error_code&) {
+          self->tls_write_armed_ = false;
+          self->OnReadable();
+        });
+      }
+      [[fallthrough]];
+    case TlsStream::Result::kWantsRead:
+      ec = asio::error::would_block;
+      break;
+    case TlsStream::Result::kEnd:
+      ec = asio::error::eof;
+      break;
+    case TlsStream::Result::kFailed:
+      if (!tls_->established()) shared_.metrics.Rejected(Reason::kTls);
+      ec = asio::error::connection_aborted;
+      break;
+  }
+  return outcome.bytes;
+}
+
+size_t Connection::WriteSome(std::string_view data, error_code& ec) {
+  if (tls_ == nullptr) return socket_.write_some(asio::buffer(data), ec);
+  const TlsStream::Outcome outcome = tls_->Write(data);
+  if (outcome.result == TlsStream::Result::kWantsWrite) {
+    ec = asio::error::would_block;
+  } else if (outcome.result != TlsStream::Result::kDone) {
+    ec = asio::error::connection_aborted;
+  }
+  return outcome.bytes;
+}
+
 // Reading goes on while a request is handled: that is how a client that left is noticed at once.
 void Connection::OnReadable() {
   for (int i = 0; i < kReadsPerTurn; ++i) {
     if (closed_ || in_.size() >= MaxBuffered()) return;
     error_code ec;
-    const size_t n = socket_.read_some(asio::buffer(shared_.read_buffer), ec);
+    const size_t n = ReadSome(ec);
     if (ec == asio::error::would_block || ec == asio::error::interrupted) break;
     if (ec == asio::error::eof) {
       eof_ = true;
@@ -681,6 +758,7 @@ void Connection::Refuse(Reason reason, int status, std::string_view message) {
 }
 
 void Connection::RespondAndClose(const HttpResponse& response, bool head_request) {
+  if (tls_ != nullptr && !tls_->established()) return Close(/*reset=*/false);
   LeaveIdle();
   phase_ = Phase::kClosing;
   deadline_ = SteadyTime::max();  // From here the write stall counts, then the linger time.
@@ -710,8 +788,7 @@ void Connection::Pump() {
       write_progress_ = Now();
     }
     error_code ec;
-    const size_t n =
-        socket_.write_some(asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
+    const size_t n = WriteSome(std::string_view(out_).substr(out_sent_), ec);
     if (ec == asio::error::would_block || ec == asio::error::interrupted) {
       write_blocked_ = true;
       socket_.async_wait(tcp::socket::wait_write, [self = shared_from_this()](const error_code&) {
@@ -772,6 +849,7 @@ void Connection::ResponseDone() {
 // on its way; so the client is told the end and given a while to close.
 void Connection::Linger() {
   error_code ec;
+  if (tls_ != nullptr) tls_->SayGoodbye();
   socket_.shutdown(tcp::socket::shutdown_send, ec);
   if (eof_ || ec) return Close(/*reset=*/false);
   phase_ = Phase::kLingering;
@@ -799,6 +877,9 @@ void Connection::Close(bool reset) {
   shared_.body_bytes -= accounted_body_bytes_;
   shared_.ticked.erase(ticked_place_);
   shared_.connections.erase(this);
+  if (const auto count = shared_.per_client.find(client_); --count->second == 0) {
+    shared_.per_client.erase(count);
+  }
   shared_.metrics.connections.Set(static_cast<double>(shared_.connections.size()));
   if (exchange_ != nullptr) EndExchange();
 }
@@ -836,6 +917,10 @@ class HttpServer::Impl {
   void Start();
   void Stop(absl::Duration drain);
   uint16_t port() const { return port_; }
+  void SetTls(std::shared_ptr<const TlsContext> tls) {
+    asio::post(shared_.io,
+               [this, tls = std::move(tls)]() mutable { shared_.tls = std::move(tls); });
+  }
 
  private:
   void Accept();
@@ -926,6 +1011,16 @@ bool HttpServer::Impl::EvictIdle() {
 
 void HttpServer::Impl::Admit(tcp::socket socket) {
   const ServerOptions& options = shared_.options;
+  error_code ec;
+  const tcp::endpoint peer = socket.remote_endpoint(ec);
+  if (ec) return;  // The client has left already.
+  if (options.max_connections_per_client > 0) {
+    const auto count = shared_.per_client.find(ClientOf(peer.address()));
+    if (count != shared_.per_client.end() && count->second >= options.max_connections_per_client) {
+      shared_.metrics.Rejected(Reason::kAddressFull);
+      return;  // Closes the socket.
+    }
+  }
   bool reserved = false;
   if (shared_.connections.size() - shared_.reserved.size() >= options.max_connections) {
     if (!EvictIdle()) {
@@ -935,21 +1030,13 @@ void HttpServer::Impl::Admit(tcp::socket socket) {
       }
     }
   }
-  error_code ec;
-  const tcp::endpoint peer = socket.remote_endpoint(ec);
-  if (!ec) socket.non_blocking(true, ec);
+  socket.non_blocking(true, ec);
   if (!ec) socket.set_option(tcp::no_delay(true), ec);
   if (!ec) {
     socket.set_option(asio::socket_base::send_buffer_size(options.socket_send_buffer_bytes), ec);
   }
   if (ec) return;  // The client has left already.
-  const std::string address = peer.address().to_string();
-  std::make_shared<Connection>(shared_, std::move(socket),
-                               peer.address().is_v6()
-                                   ? absl::StrCat("[", address, "]:", peer.port())
-                                   : absl::StrCat(address, ":", peer.port()),
-                               reserved)
-      ->Start();
+  std::make_shared<Connection>(shared_, std::move(socket), peer, reserved)->Start();
 }
 
 void HttpServer::Impl::ArmTick() {
@@ -1020,6 +1107,7 @@ HttpServer::~HttpServer() { Stop(absl::ZeroDuration()); }
 void HttpServer::Start() { impl_->Start(); }
 void HttpServer::Stop(absl::Duration drain) { impl_->Stop(drain); }
 uint16_t HttpServer::port() const { return impl_->port(); }
+void HttpServer::SetTls(std::shared_ptr<const TlsContext> tls) { impl_->SetTls(std::move(tls)); }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const ServerOptions& options,
                                                                RequestHandler& handler) {

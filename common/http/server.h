@@ -11,11 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/http/tls.h"
 #include "common/http/types.h"
 #include "common/telemetry/metrics.h"
 
-// HTTP/1.1 server for streams that last: thousands of connections on one thread of its own. No TLS:
-// that is the gateway's work.
+// HTTP/1.1 server for streams that last: thousands of connections on one thread of its own, plain
+// or within TLS.
 namespace lynx::http {
 
 // The answer to one request. Every call may come from any thread and never blocks.
@@ -106,6 +107,9 @@ struct ServerOptions {
   // connection is a file descriptor: keep the sum below the process's limit.
   size_t max_connections = 4096;
   size_t reserved_connections = 64;
+  // Of one IPv4 address, or of one /64 of IPv6 ones; more are closed at once. 0: any number, as it
+  // must be where a gateway stands between clients and this server.
+  size_t max_connections_per_client = 0;
 
   size_t max_header_bytes = 32 * 1024;
   size_t max_target_bytes = 8 * 1024;
@@ -127,6 +131,8 @@ struct ServerOptions {
   // After an error that leaves request bytes unread, how long to read them away so that the client
   // gets to see the answer instead of a reset.
   absl::Duration linger_timeout = absl::Seconds(1);
+
+  std::shared_ptr<const TlsContext> tls;  // Null: plain HTTP.
 
   telemetry::Registry* registry = nullptr;  // Not owned; outlives the server. Null: no metrics.
 };
@@ -156,6 +162,9 @@ class HttpServer {
   void Stop(absl::Duration drain);
 
   uint16_t port() const;
+
+  // What connections to come are to use, of a server that began with TLS. Any thread.
+  void SetTls(std::shared_ptr<const TlsContext> tls);
 
  private:
   class Impl;

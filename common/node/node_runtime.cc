@@ -25,6 +25,7 @@
 #include "common/node/node_memory.h"
 #include "common/node/transfer_identity.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/log_level.h"
 #include "common/transfer/ucx_engine.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"

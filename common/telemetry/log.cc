@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/base/check.h"
 #include "common/base/utf8.h"
+#include "common/telemetry/log_level.h"
 
 namespace lynx::telemetry {
 namespace {

@@ -31,9 +31,6 @@ struct LogOptions {
 // kInfo up is written with an empty component.
 void ConfigureLog(const LogOptions& options);
 
-// Changes the least severe level that is written. Thread-safe.
-void SetLogLevel(LogLevel level);
-
 // Thread-safe; one write per line. Invalid UTF-8 is replaced, so a line is always valid JSON.
 void Log(LogLevel level, std::string_view message, LogFields fields = {});
 

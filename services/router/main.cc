@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/announcement.h"
@@ -25,8 +24,10 @@
 #include "common/http/health.h"
 #include "common/http/routes.h"
 #include "common/http/server.h"
+#include "common/http/tls.h"
 #include "common/rpc/zmq_channel.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/log_level.h"
 #include "common/telemetry/metrics.h"
 #include "common/text/chat_template.h"
 #include "common/text/model_files.h"
@@ -153,17 +154,18 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<http::HttpServer>> Listen(const RouterConfig& config,
-                                                         const char* name,
-                                                         const ListenAddress& address,
-                                                         telemetry::Registry& metrics,
-                                                         http::RequestHandler& handler) {
+absl::StatusOr<std::unique_ptr<http::HttpServer>> Listen(
+    const RouterConfig& config, const char* name, const ListenAddress& address,
+    telemetry::Registry& metrics, http::RequestHandler& handler,
+    std::shared_ptr<const http::TlsContext> tls) {
   http::ServerOptions options;
   options.name = name;
   options.address = address.host;
   options.port = address.port;
   options.max_connections = static_cast<size_t>(config.max_connections);
+  options.max_connections_per_client = static_cast<size_t>(config.max_connections_per_client);
   options.max_body_bytes = static_cast<uint64_t>(config.max_body_bytes);
+  options.tls = std::move(tls);
   options.registry = &metrics;
   return http::HttpServer::Create(options, handler);
 }
@@ -185,15 +187,77 @@ class BatchedWrites final : public NodeRegistry::Listener {
   NodeRegistry::Listener& to_;
 };
 
-// What was in force stays so when the file is not fit: no typing error locks everybody out.
-void ReloadKeys(AccessControl& access, const std::string& file) {
-  if (const absl::Status loaded = access.Load(file); loaded.ok()) {
-    telemetry::LogInfo("API keys loaded", {{"file", file}});
-  } else {
-    telemetry::LogError("API keys not loaded, those before stay in force",
-                        {{"status", loaded.ToString()}});
+// The files that decide who may call and what the router shows for itself. What was in force stays
+// so when one of them is not fit: no slip of the pen locks everybody out.
+class SecretFiles {
+ public:
+  SecretFiles(const RouterConfig& config, AccessControl& access, telemetry::Registry& metrics)
+      : api_keys_(config.api_keys),
+        tls_cert_(config.tls_cert),
+        tls_key_(config.tls_key),
+        access_(access),
+        expiry_(metrics.AddGauge("lynx_router_tls_certificate_expiry_timestamp_seconds",
+                                 "When the certificate in use ends; 0: no TLS")),
+        loaded_(Loads(metrics, "ok")),
+        load_failed_(Loads(metrics, "failed")) {}
+
+  // At the start nothing else would do.
+  absl::Status Load() {
+    if (!api_keys_.empty()) LYNX_RETURN_IF_ERROR(access_.Load(api_keys_));
+    return tls_cert_.empty() ? absl::OkStatus() : LoadTls();
   }
-}
+
+  // `server` serves with what Load() found.
+  void Reload(http::HttpServer& server) {
+    if (!api_keys_.empty()) Report("API keys", access_.Load(api_keys_));
+    if (tls_cert_.empty()) return;
+    const absl::Status loaded = LoadTls();
+    if (loaded.ok()) server.SetTls(tls_);
+    Report("certificate", loaded);
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names = {api_keys_, tls_cert_, tls_key_};
+    std::erase(names, "");
+    return names;
+  }
+  const std::shared_ptr<const http::TlsContext>& tls() const { return tls_; }
+
+ private:
+  static telemetry::Counter Loads(telemetry::Registry& metrics, const char* result) {
+    return metrics.AddCounter("lynx_router_tls_loads_total",
+                              "Readings of certificate and key; after a failed one those before "
+                              "stay in use",
+                              {{"result", result}});
+  }
+
+  absl::Status LoadTls() {
+    auto tls = http::TlsContext::Load(tls_cert_, tls_key_);
+    (tls.ok() ? loaded_ : load_failed_).Increment();
+    if (!tls.ok()) return tls.status();
+    tls_ = *std::move(tls);
+    expiry_.Set(static_cast<double>(absl::ToUnixSeconds(tls_->expires())));
+    return absl::OkStatus();
+  }
+
+  static void Report(const char* what, const absl::Status& loaded) {
+    if (loaded.ok()) {
+      telemetry::LogInfo("loaded anew", {{"what", what}});
+    } else {
+      telemetry::LogError("not loaded, what was before stays in force",
+                          {{"what", what}, {"status", loaded.ToString()}});
+    }
+  }
+
+  const std::string api_keys_;
+  const std::string tls_cert_;
+  const std::string tls_key_;
+  AccessControl& access_;
+  std::shared_ptr<const http::TlsContext> tls_;  // Null: none yet.
+  telemetry::Gauge expiry_;
+  telemetry::Counter loaded_;
+  telemetry::Counter load_failed_;
+};
 
 // Runs something on the loop again and again, until destroyed on the loop or with it stopped.
 class Repeated {
@@ -279,15 +343,7 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
                             loop, metrics);
   http::Routes routes(&handler);
   AccessControl access(routes, limiter, loop.clock(), metrics);
-  const bool keyed = !config.api_keys.empty();
-  std::optional<FileWatch> key_watch;
-  if (keyed) {
-    key_watch.emplace(std::vector{config.api_keys}, kFileWatchInterval,
-                      [&] { ReloadKeys(access, config.api_keys); });
-    LYNX_RETURN_IF_ERROR(access.Load(config.api_keys));
-    stop.On(SIGHUP, [&key_watch] { key_watch->Nudge(); });
-  }
-  const absl::Cleanup forget_reload = [&stop] { stop.On(SIGHUP, nullptr); };
+  SecretFiles secrets(config, access, metrics);
   http::Routes admin_routes;
   health.AddTo(routes);
   health.AddTo(admin_routes);
@@ -305,11 +361,16 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
              });
            });
 
-  http::RequestHandler& front_door = keyed ? static_cast<http::RequestHandler&>(access) : routes;
-  LYNX_ASSIGN_OR_RETURN(auto server, Listen(config, "api", listen, metrics, front_door));
+  auto watch_files = std::make_unique<FileWatch>(secrets.names(), kFileWatchInterval);
+  LYNX_RETURN_IF_ERROR(secrets.Load());
+  http::RequestHandler& front_door =
+      config.api_keys.empty() ? static_cast<http::RequestHandler&>(routes) : access;
+  LYNX_ASSIGN_OR_RETURN(auto server,
+                        Listen(config, "api", listen, metrics, front_door, secrets.tls()));
   std::unique_ptr<http::HttpServer> admin;
   if (admin_listen.has_value()) {
-    LYNX_ASSIGN_OR_RETURN(admin, Listen(config, "admin", *admin_listen, metrics, admin_routes));
+    LYNX_ASSIGN_OR_RETURN(admin,
+                          Listen(config, "admin", *admin_listen, metrics, admin_routes, nullptr));
   }
 
   const std::string address = Printable(listen, server->port());
@@ -332,6 +393,10 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   });
   health.WatchLoop("router", loop, absl::Seconds(10));
   health.SetStarted();
+  if (!secrets.names().empty()) {
+    watch_files->Start([&] { secrets.Reload(*server); });
+    stop.On(SIGHUP, [&watch_files] { watch_files->Nudge(); });
+  }
   stop.Arm();
   server->Start();
   if (admin != nullptr) admin->Start();
@@ -341,6 +406,8 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
                                    {"decode", absl::StrJoin(config.decode, ",")}});
 
   stop.Wait();
+  stop.On(SIGHUP, nullptr);
+  watch_files.reset();
   // The listener stays open while streams finish: whoever still comes hears 503, not a refused
   // connection, and probes see why.
   telemetry::LogInfo("draining", {{"timeout", absl::FormatDuration(config.drain_timeout)}});

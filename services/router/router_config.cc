@@ -100,6 +100,10 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                    "host:port of decode nodes (required); a name stands for all its addresses");
   flags.AddString("api-keys", &config.api_keys,
                   "file of the API keys that requests must have one of; empty: anybody may call");
+  flags.AddString("tls-cert", &config.tls_cert,
+                  "PEM file of the certificate, and those above it, for TLS at --listen; empty: no "
+                  "TLS");
+  flags.AddString("tls-key", &config.tls_key, "PEM file of the certificate's key");
   flags.AddString("announce", &config.announce,
                   "file to write the bound address to once it is known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
@@ -126,6 +130,9 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                    "always may; what they do not ask is up to the decode nodes");
   flags.AddInt("max-connections", &config.max_connections, {1, 1 << 20},
                "most HTTP connections at a time");
+  flags.AddInt("max-connections-per-client", &config.max_connections_per_client, {0, 1 << 20},
+               "most of them from one address (of IPv6, one /64); 0: any number, as behind a "
+               "gateway");
   flags.AddBytes("max-body", &config.max_body_bytes, {1024, int64_t{1} << 32},
                  "most bytes of a request's body");
 
@@ -214,6 +221,9 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--lynx-allow has '", name, "', which is no policy that a request may have"));
     }
+  }
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    return absl::InvalidArgumentError("--tls-cert and --tls-key are given together, or neither");
   }
   LYNX_RETURN_IF_ERROR(ParseListenAddress("listen", config.listen).status());
   if (!config.admin_listen.empty()) {

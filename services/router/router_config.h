@@ -25,6 +25,8 @@ struct RouterConfig {
   std::vector<std::string> decode;
   std::string announce;
   std::string api_keys;
+  std::string tls_cert;
+  std::string tls_key;
   std::string log_level = "info";
   std::string placement = "least-load";
   std::vector<std::string> lynx_allow;
@@ -37,6 +39,7 @@ struct RouterConfig {
   int32_t breaker_failures = 5;
   int32_t max_context_tokens = 0;
   int32_t max_connections = 4096;
+  int32_t max_connections_per_client = 0;
   int64_t max_body_bytes = int64_t{16} << 20;
 
   absl::Duration slo_ttft = absl::ZeroDuration();

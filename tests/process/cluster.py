@@ -29,11 +29,11 @@ def wait_for(condition, timeout, what):
         time.sleep(0.02)
 
 
-def fetch(url, timeout=10, data=None, headers=None):
+def fetch(url, timeout=10, data=None, headers=None, context=None):
     """(status, body text) of a GET, or a POST when there is data."""
     request = urllib.request.Request(url, data=data, headers=headers or {})
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with urllib.request.urlopen(request, timeout=timeout, context=context) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

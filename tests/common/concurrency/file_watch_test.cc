@@ -44,7 +44,8 @@ TEST(FileWatchTest, TellsOfWritesReplacementsComingAndGoing) {
   const testing::TempDir folder;
   const std::string file = folder.Write("f", "one");
   Calls calls;
-  FileWatch watch({file, folder.path() / "second"}, kOften, [&] { calls.Add(); });
+  FileWatch watch({file, folder.path() / "second"}, kOften);
+  watch.Start([&] { calls.Add(); });
   folder.Write("f", "longer");
   ASSERT_TRUE(calls.Reach(1));
   // Opening and writing are two changes, which one look may see as one or as two.
@@ -65,9 +66,20 @@ TEST(FileWatchTest, SeesThroughALinkThatIsSwapped) {
   folder.Write("b/f", "same");
   std::filesystem::create_directory_symlink("a", folder.path() / "data");
   Calls calls;
-  FileWatch watch({folder.path() / "data" / "f"}, kOften, [&] { calls.Add(); });
+  FileWatch watch({folder.path() / "data" / "f"}, kOften);
+  watch.Start([&] { calls.Add(); });
   std::filesystem::create_directory_symlink("b", folder.path() / "data-new");
   std::filesystem::rename(folder.path() / "data-new", folder.path() / "data");
+  EXPECT_TRUE(calls.Reach(1));
+}
+
+TEST(FileWatchTest, WhatChangesBeforeTheStartIsSeen) {
+  const testing::TempDir folder;
+  const std::string file = folder.Write("f", "one");
+  Calls calls;
+  FileWatch watch({file}, kOften);
+  folder.Write("f", "longer");
+  watch.Start([&] { calls.Add(); });
   EXPECT_TRUE(calls.Reach(1));
 }
 
@@ -75,7 +87,8 @@ TEST(FileWatchTest, ANudgeCallsWithoutAChange) {
   const testing::TempDir folder;
   const std::string file = folder.Write("f", "one");
   Calls calls;
-  FileWatch watch({file}, absl::Hours(1), [&] { calls.Add(); });
+  FileWatch watch({file}, absl::Hours(1));
+  watch.Start([&] { calls.Add(); });
   watch.Nudge();
   ASSERT_TRUE(calls.Reach(1));
   watch.Nudge();

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -66,13 +67,13 @@ TEST(ApiKeysTest, FoundNamesStayWhenTheKeysMove) {
 
 TEST(ApiKeysTest, AMalformedLineIsNamedAndNeverQuoted) {
   const std::string good = "ann " + HexOf("a") + "\n";
-  for (const std::string bad :
-       {"bob", "bob sk-my-plain-key", "b/b " + HexOf("b"), "bob " + HexOf("b").substr(1),
-        "bob " + HexOf("b") + " requests-per-minute=0",
-        "bob " + HexOf("b") + " requests-per-minute=many",
-        "bob " + HexOf("b") + " requests-per-minute=1 requests-per-minute=1",
-        "bob " + HexOf("b") + " rpm=1", "bob " + HexOf("a"),
-        "ann " + HexOf("b") + " tokens-per-minute=1", std::string(65, 'n') + " " + HexOf("b")}) {
+  for (const std::string& bad : std::vector<std::string>{
+           "bob", "bob sk-my-plain-key", "b/b " + HexOf("b"), "bob " + HexOf("b").substr(1),
+           "bob " + HexOf("b") + " requests-per-minute=0",
+           "bob " + HexOf("b") + " requests-per-minute=many",
+           "bob " + HexOf("b") + " requests-per-minute=1 requests-per-minute=1",
+           "bob " + HexOf("b") + " rpm=1", "bob " + HexOf("a"),
+           "ann " + HexOf("b") + " tokens-per-minute=1", std::string(65, 'n') + " " + HexOf("b")}) {
     const auto keys = Parse(good + bad + "\n");
     EXPECT_THAT(keys, StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
     EXPECT_THAT(std::string(keys.status().message()), HasSubstr("keys:2: ")) << bad;
