@@ -35,6 +35,30 @@ T Ok(absl::StatusOr<T> result) {
 
 }  // namespace
 
+MortalLoop::Task MortalLoop::Guard(Task task, std::shared_ptr<TimerId> id) {
+  return [state = state_, task = std::move(task), id = std::move(id)]() mutable {
+    if (!state->alive) return;
+    if (!state->frozen && state->waiting.empty()) return task();
+    state->waiting.emplace_back(id != nullptr ? *id : 0, std::move(task));
+  };
+}
+
+void MortalLoop::Thaw() {
+  state_->frozen = false;
+  loop_.Post([state = state_] {
+    while (state->alive && !state->frozen && !state->waiting.empty()) {
+      const Task task = std::move(state->waiting.front().second);
+      state->waiting.pop_front();
+      task();
+    }
+  });
+}
+
+void MortalLoop::CancelTimer(TimerId id) {
+  loop_.CancelTimer(id);
+  if (id != 0) std::erase_if(state_->waiting, [id](auto& task) { return task.first == id; });
+}
+
 void RecordingSink::OnFirstToken(const proto::FirstToken& first) {
   LYNX_CHECK(!ended && tokens.empty());
   prompt.assign(first.prompt().begin(), first.prompt().end());

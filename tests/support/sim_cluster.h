@@ -1,9 +1,11 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -47,27 +49,31 @@ class RecordingSink final : public router::SequenceSink {
 };
 
 // The cluster's loop as one node sees it: when the node dies its tasks die with it, as those of a
-// killed process do.
+// killed process do; while it is frozen they wait, as those of a stopped one do.
 class MortalLoop final : public EventLoop {
  public:
   explicit MortalLoop(EventLoop& loop) : loop_(loop) {}
-  void Die() { *alive_ = false; }
-  void Post(Task task) override { loop_.Post(Guard(std::move(task))); }
+  void Die() { state_->alive = false; }
+  void Freeze() { state_->frozen = true; }
+  void Thaw();
+  void Post(Task task) override { loop_.Post(Guard(std::move(task), nullptr)); }
   TimerId RunAfter(absl::Duration delay, Task task) override {
-    return loop_.RunAfter(delay, Guard(std::move(task)));
+    auto id = std::make_shared<TimerId>(0);
+    return *id = loop_.RunAfter(delay, Guard(std::move(task), id));
   }
-  void CancelTimer(TimerId id) override { loop_.CancelTimer(id); }
+  void CancelTimer(TimerId id) override;
   const Clock& clock() const override { return loop_.clock(); }
 
  private:
-  Task Guard(Task task) {
-    return [alive = alive_, task = std::move(task)] {
-      if (*alive) task();
-    };
-  }
+  struct State {
+    bool alive = true;
+    bool frozen = false;
+    std::deque<std::pair<TimerId, Task>> waiting;  // In the order in which they were due.
+  };
+  Task Guard(Task task, std::shared_ptr<TimerId> id);
 
   EventLoop& loop_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // A whole cluster in one thread under a simulated clock: the real router, prefill and decode logic
@@ -125,6 +131,10 @@ class SimCluster {
   // Ends a node as kill -9 would: nobody is told. Start makes it anew, at its old address.
   void Kill(const std::string& name);
   void Start(const std::string& name);
+  bool alive(const std::string& name) const { return nodes_.contains(name); }
+  // Stops a node as SIGSTOP does, and lets it go on.
+  void Freeze(const std::string& name) { nodes_.at(name)->loop->Freeze(); }
+  void Thaw(const std::string& name) { nodes_.at(name)->loop->Thaw(); }
 
   void Run(absl::Duration time) { loop_.Advance(time); }
   // Advances until `done`, at most `limit` of simulated time; whether it came.
