@@ -15,6 +15,7 @@
 #include "services/router/front/access_control.h"
 #include "services/router/front/api_error.h"
 #include "services/router/front/api_response.h"
+#include "services/router/front/openapi_document.h"
 #include "services/router/front/replies.h"
 #include "services/router/front/tenant.h"
 
@@ -22,6 +23,7 @@ namespace lynx::router {
 namespace {
 
 constexpr std::string_view kModelsPath = "/v1/models";
+constexpr std::string_view kDocumentPath = "/openapi.json";
 
 void AddHeaders(http::Headers more, http::Headers& headers) {
   std::move(more.begin(), more.end(), std::back_inserter(headers));
@@ -33,7 +35,7 @@ std::string_view AllowedMethod(std::string_view path) {
       path == "/detokenize") {
     return "POST";
   }
-  if (path == kModelsPath || path.starts_with("/v1/models/")) return "GET";
+  if (path == kModelsPath || path.starts_with("/v1/models/") || path == kDocumentPath) return "GET";
   return "";
 }
 
@@ -93,10 +95,11 @@ void CompletionHandler::Handle(http::HttpRequest request,
   if (request.path == "/v1/chat/completions") {
     return Generate(Api::kChat, request, request_id, std::move(writer));
   }
-  const absl::StatusOr<std::string> body = request.path == "/tokenize" ? Tokenize(request.body)
-                                           : request.path == "/detokenize"
-                                               ? Detokenize(request.body)
-                                               : Models(request);
+  const absl::StatusOr<std::string> body =
+      request.path == "/tokenize"     ? Tokenize(request.body)
+      : request.path == "/detokenize" ? Detokenize(request.body)
+      : request.path == kDocumentPath ? std::string(OpenApiDocument())
+                                      : Models(request);
   http::HttpResponse response = body.ok() ? JsonResponse(200, *body, request_id)
                                           : ErrorResponse(ToApiError(body.status()), request_id);
   if (const auto usage = UsageOf(request); usage != nullptr) {

@@ -43,7 +43,7 @@ void ApplyDefaults(const text::GenerationDefaults& defaults, RequestLimits& limi
 // OpenAI's HTTP API on top of a SequenceService:
 //
 //   POST /v1/completions  /v1/chat/completions     GET /v1/models  /v1/models/{id}
-//   POST /tokenize  /detokenize
+//   POST /tokenize  /detokenize                    GET /openapi.json
 //
 // The server's thread parses, checks, templates and tokenizes; then the request becomes a
 // CompletionSession on the loop. Any other path is 404, another method 405, in OpenAI's form.
