@@ -59,7 +59,7 @@ class Gateway:
     def serves(self):
         assert self.process.poll() is None, self.log_path.read_text()
         try:
-            return fetch(self.url("/v1/models"))[0] == 200
+            return fetch(self.url("/v1/models"))[0] in (200, 401)
         except OSError:
             return False
 

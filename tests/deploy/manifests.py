@@ -16,7 +16,8 @@ OVERLAYS = ("cpu-demo", "gpu-single", "gpu-multi-node")
 # What an operator may add to which overlay.
 ADDED = [("cpu-demo", "monitoring"), ("cpu-demo", "gateway-api"), ("cpu-demo", "autoscale-hpa"), ("cpu-demo", "autoscale-keda"),
          ("gpu-single", "monitoring"), ("gpu-single", "autoscale-hpa"), ("gpu-single", "autoscale-keda"),
-         ("gpu-multi-node", "monitoring"), ("gpu-multi-node", "rdma-ipc-lock")]
+         ("gpu-multi-node", "monitoring"), ("gpu-multi-node", "rdma-ipc-lock"),
+         ("cpu-demo", "api-keys"), ("gpu-multi-node", "api-keys")]
 VARIANTS = [(overlay,) for overlay in OVERLAYS] + ADDED
 
 

@@ -1,10 +1,12 @@
 """Gateways with their shipped files: long silence, routers that die and drain, clients that leave."""
+import hashlib
 import json
 import re
 import signal
 import subprocess
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -137,3 +139,28 @@ def test_a_client_that_leaves_is_gone_at_the_router(gateway, routers):
     wait_for(lambda: sum(router.metric("lynx_router_client_disconnects_total") for router in routers.routers) > left,
              20, "end of the work")
     wait_for(lambda: sum(routers.in_flight()) == 0, 20, "idle routers")
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    """A router that checks keys."""
+    keys = tmp_path_factory.mktemp("keys") / "api-keys"
+    keys.write_text(f"ann {hashlib.sha256(b'sk-ann').hexdigest()} requests-per-minute=1000\n")
+    keys.chmod(0o600)
+    with running_cluster(router_flags=["--api-keys", str(keys)]) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_keys_and_limits_pass_through(kind, keyed, tmp_path):
+    running = Gateway(kind, tmp_path, [keyed.router, keyed.router])
+    try:
+        status, answer = ask(running)
+        assert status == 401 and json.loads(answer)["error"]["code"] == "invalid_api_key"
+        assert ask(running, Authorization="Bearer sk-eve")[0] == 401
+        assert ask(running, Authorization="Bearer sk-ann")[0] == 200
+        request = urllib.request.Request(running.url("/v1/models"), headers={"Authorization": "Bearer sk-ann"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert response.headers["X-RateLimit-Limit-Requests"] == "1000"
+    finally:
+        running.stop()
