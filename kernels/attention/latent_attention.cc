@@ -18,7 +18,7 @@ constexpr int64_t kItemsPerThread = 8;
 // Of latents: the second tile of a row's heads is to find them in the cache.
 constexpr int64_t kMaxItemBytes = 1 << 20;
 
-absl::Status Validate(const LatentAttentionArgs& args) {
+absl::Status Validate(const LatentAttentionArgs& args, Backend backend) {
   if (args.row_count < 0 || args.heads <= 0 || args.latent_dim <= 0 ||
       args.latent_dim > kMaxLatentDim || args.rope_dim < 0 || args.rope_dim > kMaxLatentRopeDim ||
       args.q_stride < args.heads * (args.latent_dim + args.rope_dim) ||
@@ -36,6 +36,13 @@ absl::Status Validate(const LatentAttentionArgs& args) {
   }
   if (args.compute_dtype == DType::kF16) {
     return absl::InvalidArgumentError("LatentAttention: compute dtype must be f32 or bf16");
+  }
+  if (backend == Backend::kCuda) {  // What is on the device cannot be seen.
+    if (args.heads > 65535 || args.row_count >= int64_t{1} << 31) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("LatentAttention on a GPU: rows ", args.row_count, ", heads ", args.heads));
+    }
+    return absl::OkStatus();
   }
   for (int64_t r = 0; r < args.row_count; ++r) {
     if (args.rows[r].first != 0 || args.rows[r].position < 0) {
@@ -97,7 +104,7 @@ void RunItems(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
 
 absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
                              const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args));
+  LYNX_RETURN_IF_ERROR(Validate(args, ctx.backend));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   switch (ctx.backend) {
     case Backend::kReference:
@@ -107,7 +114,8 @@ absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace
       RunItems(args, workspace, ctx);
       break;
     case Backend::kCuda:
-      return DeviceStatus("LatentAttention", kNoKernel);
+      if (args.row_count == 0) break;
+      return QueueOnDevice("LatentAttention", ctx.device->latent_attention, args, ctx);
   }
   return absl::OkStatus();
 }

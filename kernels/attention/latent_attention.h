@@ -13,8 +13,12 @@ namespace lynx::kernels {
 //
 // Numerics: as PagedAttention, to the same bounds.
 //
-//   InvalidArgument  args breaks a bound above; y is untouched.
-//   Unavailable      this machine cannot run ctx.
+// On a GPU: in its bits as on CPUs; rounding of q and weights to bf16 is left out. The scratch
+// memory holds the splits of as many rows as it has room for, the workspace is not used.
+//
+//   InvalidArgument    args breaks a bound above; y is untouched.
+//   ResourceExhausted  on a GPU: the scratch memory has no room for one row.
+//   Unavailable        this machine cannot run ctx.
 absl::Status LatentAttention(const LatentAttentionArgs& args, AttentionWorkspace& workspace,
                              const ExecContext& ctx);
 

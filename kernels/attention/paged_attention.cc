@@ -18,7 +18,7 @@ constexpr int64_t kMinItemBytes = 256 << 10;
 // Enough for the last of them to end at about the same time.
 constexpr int64_t kItemsPerThread = 8;
 
-absl::Status Validate(const PagedAttentionArgs& args) {
+absl::Status Validate(const PagedAttentionArgs& args, Backend backend) {
   const int64_t width = args.heads * args.head_dim;
   if (args.row_count < 0 || args.kv_heads <= 0 || args.heads <= 0 ||
       args.heads % args.kv_heads != 0 || args.head_dim <= 0 || args.head_dim > kMaxHeadDim ||
@@ -33,6 +33,13 @@ absl::Status Validate(const PagedAttentionArgs& args) {
   }
   if (args.compute_dtype == DType::kF16) {
     return absl::InvalidArgumentError("PagedAttention: compute dtype must be f32 or bf16");
+  }
+  if (backend == Backend::kCuda) {  // What is on the device cannot be seen.
+    if (args.heads > 65535 || args.row_count >= int64_t{1} << 31) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("PagedAttention on a GPU: rows ", args.row_count, ", heads ", args.heads));
+    }
+    return absl::OkStatus();
   }
   for (int64_t r = 0; r < args.row_count; ++r) {
     if (args.rows[r].first < 0 || args.rows[r].position < args.rows[r].first) {
@@ -120,7 +127,7 @@ void RunItems(const PagedAttentionArgs& args, AttentionWorkspace& workspace,
 
 absl::Status PagedAttention(const PagedAttentionArgs& args, AttentionWorkspace& workspace,
                             const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args));
+  LYNX_RETURN_IF_ERROR(Validate(args, ctx.backend));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   switch (ctx.backend) {
     case Backend::kReference:
@@ -130,7 +137,8 @@ absl::Status PagedAttention(const PagedAttentionArgs& args, AttentionWorkspace& 
       RunItems(args, workspace, ctx);
       break;
     case Backend::kCuda:
-      return DeviceStatus("PagedAttention", kNoKernel);
+      if (args.row_count == 0) break;
+      return QueueOnDevice("PagedAttention", ctx.device->paged_attention, args, ctx);
   }
   return absl::OkStatus();
 }

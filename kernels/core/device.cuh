@@ -6,6 +6,7 @@
 //   LYNX_LAUNCH(kernel, grid, block, shared bytes, stream, arguments ...)
 //   LYNX_SHARED(name, type)            a variable in shared memory; of a kernel, not of a function
 //   LYNX_DYNAMIC_SHARED(type, name)    the launch's shared bytes, aligned to 16, as type*
+//   LYNX_UNROLL, LYNX_NO_UNROLL        before a loop: over registers, or to spare them
 //
 // Multiplications and additions fuse where the source says fmaf() and nowhere else (-fmad=false):
 // bits must not depend on what a compiler made of a line.
@@ -18,6 +19,8 @@
 #if defined(__CUDACC__)
 #define LYNX_LAUNCH(kernel, grid, block, shared, stream, ...) \
   kernel<<<grid, block, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
+#define LYNX_UNROLL _Pragma("unroll")
+#define LYNX_NO_UNROLL _Pragma("unroll 1")
 #define LYNX_SHARED(name, ...) __shared__ std::type_identity_t<__VA_ARGS__> name
 #define LYNX_DYNAMIC_SHARED(type, name)                        \
   extern __shared__ __align__(16) unsigned char lynx_shared[]; \

@@ -4,8 +4,11 @@
 
 namespace lynx::kernels {
 
+struct ExpertFfnArgs;
 struct KvWriteArgs;
+struct LatentAttentionArgs;
 struct LatentWriteArgs;
+struct PagedAttentionArgs;
 struct PlanArgs;
 struct RmsNormArgs;
 struct RopeArgs;
@@ -28,6 +31,9 @@ inline constexpr int kScratchTooSmall = -2;
 // of the above. Pointers in arguments are to device memory, which must stay as it is until the work
 // is done; sizes were checked, contents cannot be. Null: not there yet.
 struct DeviceKernels {
+  int (*expert_ffn)(const ExpertFfnArgs&, const DeviceQueue&) = nullptr;
+  int (*latent_attention)(const LatentAttentionArgs&, const DeviceQueue&) = nullptr;
+  int (*paged_attention)(const PagedAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*rms_norm)(const RmsNormArgs&, const DeviceQueue&) = nullptr;
   int (*rope)(const RopeArgs&, const DeviceQueue&) = nullptr;
   int (*kv_write)(const KvWriteArgs&, const DeviceQueue&) = nullptr;

@@ -1,7 +1,9 @@
 // All kernels for GPUs in one translation unit: compiling the headers of the toolkit costs more
 // than compiling the kernels.
+#include "kernels/attention/attention_cuda.cuh"
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/kv/kv_write_cuda.cuh"
+#include "kernels/moe/expert_ffn_cuda.cuh"
 #include "kernels/moe/plan_cuda.cuh"
 #include "kernels/norm/rms_norm_cuda.cuh"
 #include "kernels/rope/rope_cuda.cuh"
@@ -10,6 +12,9 @@ namespace lynx::cuda {
 
 const kernels::DeviceKernels& Kernels() {
   static constexpr kernels::DeviceKernels kKernels = {
+      .expert_ffn = &kernels::device::QueueExpertFfn,
+      .latent_attention = &kernels::device::QueueLatentAttention,
+      .paged_attention = &kernels::device::QueuePagedAttention,
       .rms_norm = &kernels::device::QueueRmsNorm,
       .rope = &kernels::device::QueueRope,
       .kv_write = &kernels::device::QueueKvWrite,

@@ -27,7 +27,25 @@ bool HasShape(const Matrix& matrix, int64_t out, int64_t in, DType dtype) {
   return matrix.out == out && matrix.in == in && matrix.dtype == dtype;
 }
 
-absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace) {
+absl::Status ValidateOnDevice(const ExpertFfnArgs& args) {
+  constexpr int64_t kAlignment = 16;  // Of loads.
+  constexpr int64_t kMaxExperts = 1024;
+  constexpr int64_t kMaxSize = int64_t{1} << 30;
+  const bool aligned =
+      args.x_dtype == DType::kF32 || (reinterpret_cast<uintptr_t>(args.x) % kAlignment == 0 &&
+                                      Bytes(args.x_stride, args.x_dtype) % kAlignment == 0);
+  if (!aligned || args.expert_count > kMaxExperts || args.hidden > kMaxSize ||
+      args.intermediate > kMaxSize || args.rows > kMaxSize / args.top_k) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ExpertFfn on a GPU: x of bf16 and its rows begin at multiples of 16 bytes, with at most ",
+        kMaxExperts, " experts; x_stride ", args.x_stride, ", expert_count ", args.expert_count,
+        ", rows ", args.rows));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& workspace,
+                      Backend backend) {
   if (args.rows < 0 || args.hidden <= 0 || args.intermediate <= 0 || args.expert_count <= 0 ||
       args.top_k <= 0 || args.x_dtype == DType::kF16 || !(args.clamp >= 0) ||
       args.x_stride < PaddedDepth(args.hidden, args.x_dtype) || args.y_stride < args.hidden) {
@@ -42,6 +60,7 @@ absl::Status Validate(const ExpertFfnArgs& args, const ExpertFfnWorkspace& works
                                                    args.rows, " rows of top_k ", args.top_k,
                                                    " over ", args.expert_count, " experts"));
   }
+  if (backend == Backend::kCuda) return ValidateOnDevice(args);  // Contents cannot be seen.
   for (int64_t e = 0; e < args.expert_count; ++e) {
     const ExpertWeights& expert = args.experts[e];
     if (!HasShape(expert.gate_up, GateUpOutputs(args.intermediate), args.hidden,
@@ -244,7 +263,7 @@ bool ExpertFfnWorkspace::Fits(const ExpertFfnArgs& args) const {
 
 absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
                        const ExecContext& ctx) {
-  LYNX_RETURN_IF_ERROR(Validate(args, workspace));
+  LYNX_RETURN_IF_ERROR(Validate(args, workspace, ctx.backend));
   LYNX_RETURN_IF_ERROR(CheckUsable(ctx));
   if (args.rows == 0) return absl::OkStatus();
   switch (ctx.backend) {
@@ -255,7 +274,7 @@ absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
       RunOnCpu(args, workspace, ctx);
       break;
     case Backend::kCuda:
-      return DeviceStatus("ExpertFfn", kNoKernel);
+      return QueueOnDevice("ExpertFfn", ctx.device->expert_ffn, args, ctx);
   }
   return absl::OkStatus();
 }

@@ -54,6 +54,8 @@ class KernelTest : public ::testing::TestWithParam<kernels::ExecContext> {
   }
   // Whether an operation can refuse what its arguments point at: not what is on a device.
   bool SeesContents() const { return GetParam().backend != kernels::Backend::kCuda; }
+  // Whether fibers do the work: tests then make do with less.
+  bool IsEmulated() const { return GetParam().backend == kernels::Backend::kCuda; }
   bool IsReference() const { return GetParam().backend == kernels::Backend::kReference; }
   static kernels::ExecContext Reference() { return AllContexts().front(); }
 };

@@ -72,6 +72,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, 
                                  {dim3(block).x, dim3(block).y, dim3(block).z}, shared,    \
                                  ((void)(stream), [&](auto... each) { kernel(each...); }), \
                                  __VA_ARGS__)
+#define LYNX_UNROLL
+#define LYNX_NO_UNROLL
 #define LYNX_SHARED(name, ...)                                                               \
   auto& name =                                                                               \
       *static_cast<std::type_identity_t<__VA_ARGS__>*>(::lynx::cuda_emulation::StaticShared( \

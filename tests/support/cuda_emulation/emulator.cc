@@ -77,6 +77,7 @@ struct Emulator {
   Options options;
   std::vector<std::string> faults;
   int error = 0;
+  int64_t copied_bytes = 0;
 
   const char* kernel = nullptr;
   Index grid = {};
@@ -457,8 +458,11 @@ void CopyAsync16(void* shared, const void* global) {
   OnAccess(shared, 16, Access::kWrite);
   thread.block->shadow.SetInFlight(shared, 16, true);
   std::memset(shared, 0xcd, 16);
+  Emu().copied_bytes += 16;
   thread.copies.push_back({static_cast<std::byte*>(shared), static_cast<const std::byte*>(global)});
 }
+
+int64_t CopiedBytes() { return Emu().copied_bytes; }
 
 void CommitCopies() {
   Thread& thread = *Emu().running;

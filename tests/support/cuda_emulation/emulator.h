@@ -38,6 +38,8 @@ int TakeError();
 // Its faults, and those of the launches after it, until TakeError() was called: at most 10.
 std::vector<std::string> Faults();
 bool RaceCheckWorks();
+// Bytes of all asynchronous copies so far.
+int64_t CopiedBytes();
 
 struct Index {
   unsigned x, y, z;

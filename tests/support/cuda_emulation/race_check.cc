@@ -31,6 +31,10 @@ LYNX_ACCESSES(16)
 #undef LYNX_ACCESSES
 void __tsan_read_range(void* at, size_t size) { Wide(at, size, Access::kRead); }
 void __tsan_write_range(void* at, size_t size) { Wide(at, size, Access::kWrite); }
+// Of guards of static variables.
+char __tsan_atomic8_load(const volatile char* at, int) {
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
