@@ -171,7 +171,7 @@ def test_a_frozen_node_keeps_nothing_of_what_was_given_up_meanwhile():  # SCH-6
         finally:
             over.set()
             clients.join()
-        assert set(counts) <= {200, None, 500, 503} and counts[200] > 50, counts
+        assert set(counts) <= {200, None} and counts[200] > 50, counts
         cluster.wait_idle()
         for request, answer in zip(requests, want):
             assert ask(cluster, request) == (200, answer)
