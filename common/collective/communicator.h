@@ -32,6 +32,8 @@ class Communicator {
   // same alone or in a batch.
   virtual absl::Status AllReduceSum(std::span<float> values) = 0;
 
+  virtual absl::Status AllReduceSum(std::span<double> values) = 0;
+
   // The same sum of this rank's part only: `mine` is part rank() of size() equal parts of `values`.
   virtual absl::Status ReduceScatterSum(std::span<const float> values, std::span<float> mine) = 0;
 

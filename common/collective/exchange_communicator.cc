@@ -61,38 +61,44 @@ void ExchangeCommunicator::Abort(absl::Status why) {
   Interrupt();
 }
 
-absl::Status ExchangeCommunicator::SumParts(std::span<const float> values, std::span<const Part> to,
-                                            std::span<float> mine) {
+template <typename T>
+absl::Status ExchangeCommunicator::SumParts(std::span<const T> values, std::span<const Part> to,
+                                            std::span<T> mine, std::vector<T>& scratch) {
   const auto ranks = static_cast<size_t>(size_);
-  scratch_.resize(ranks * mine.size());
-  LYNX_RETURN_IF_ERROR(Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch_)),
+  scratch.resize(ranks * mine.size());
+  LYNX_RETURN_IF_ERROR(Run(std::as_bytes(values), to, std::as_writable_bytes(std::span(scratch)),
                            InTurn(mine.size_bytes(), ranks)));
-  std::copy_n(scratch_.begin(), mine.size(), mine.begin());
+  std::copy_n(scratch.begin(), mine.size(), mine.begin());
   for (size_t r = 1; r < ranks; ++r) {
-    const float* const summand = scratch_.data() + r * mine.size();
+    const T* const summand = scratch.data() + r * mine.size();
     for (size_t i = 0; i < mine.size(); ++i) mine[i] += summand[i];
   }
   return absl::OkStatus();
 }
 
-absl::Status ExchangeCommunicator::AllReduceSum(std::span<float> values) {
+template <typename T>
+absl::Status ExchangeCommunicator::Sum(std::span<T> values, std::vector<T>& scratch) {
   const auto ranks = static_cast<size_t>(size_);
   if (values.size_bytes() <= kSmallBytes) {
     // Everybody adds everything up.
-    return SumParts(values, std::vector<Part>(ranks, Part{0, values.size_bytes()}), values);
+    return SumParts<T>(values, std::vector<Part>(ranks, Part{0, values.size_bytes()}), values,
+                       scratch);
   }
   const size_t each = (values.size() + ranks - 1) / ranks;
   std::vector<Part> parts;
   for (size_t begin = 0; parts.size() < ranks; begin = std::min(values.size(), begin + each)) {
     const size_t end = std::min(values.size(), begin + each);
-    parts.push_back({begin * sizeof(float), (end - begin) * sizeof(float)});
+    parts.push_back({begin * sizeof(T), (end - begin) * sizeof(T)});
   }
   const Part own = parts[static_cast<size_t>(rank_)];
-  LYNX_RETURN_IF_ERROR(SumParts(
-      values, parts, values.subspan(own.offset / sizeof(float), own.bytes / sizeof(float))));
+  LYNX_RETURN_IF_ERROR(SumParts<T>(
+      values, parts, values.subspan(own.offset / sizeof(T), own.bytes / sizeof(T)), scratch));
   return Run(std::as_bytes(values), std::vector<Part>(ranks, own), std::as_writable_bytes(values),
              parts);
 }
+
+template absl::Status ExchangeCommunicator::Sum(std::span<float>, std::vector<float>&);
+template absl::Status ExchangeCommunicator::Sum(std::span<double>, std::vector<double>&);
 
 absl::Status ExchangeCommunicator::ReduceScatterSum(std::span<const float> values,
                                                     std::span<float> mine) {
@@ -100,7 +106,8 @@ absl::Status ExchangeCommunicator::ReduceScatterSum(std::span<const float> value
     return Misfit(
         absl::StrCat(values.size(), " values to scatter over ", size_, " parts of ", mine.size()));
   }
-  return SumParts(values, InTurn(mine.size_bytes(), static_cast<size_t>(size_)), mine);
+  return SumParts<float>(values, InTurn(mine.size_bytes(), static_cast<size_t>(size_)), mine,
+                         scratch_);
 }
 
 absl::Status ExchangeCommunicator::AllGather(std::span<const std::byte> mine,

@@ -19,7 +19,8 @@ class ExchangeCommunicator : public Communicator {
  public:
   int rank() const final { return rank_; }
   int size() const final { return size_; }
-  absl::Status AllReduceSum(std::span<float> values) final;
+  absl::Status AllReduceSum(std::span<float> values) final { return Sum(values, scratch_); }
+  absl::Status AllReduceSum(std::span<double> values) final { return Sum(values, wide_scratch_); }
   absl::Status ReduceScatterSum(std::span<const float> values, std::span<float> mine) final;
   absl::Status AllGather(std::span<const std::byte> mine, std::span<std::byte> all) final;
   absl::Status AllToAll(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
@@ -53,15 +54,19 @@ class ExchangeCommunicator : public Communicator {
  private:
   absl::Status Run(std::span<const std::byte> out, std::span<const Part> to,
                    std::span<std::byte> in, std::span<const Part> from);
+  template <typename T>
+  absl::Status Sum(std::span<T> values, std::vector<T>& scratch);
   // Sends each rank its part of `values`, and adds up in `mine` those that come, which are as long.
-  absl::Status SumParts(std::span<const float> values, std::span<const Part> to,
-                        std::span<float> mine);
+  template <typename T>
+  absl::Status SumParts(std::span<const T> values, std::span<const Part> to, std::span<T> mine,
+                        std::vector<T>& scratch);
   // Equal parts, one after the other.
   static std::vector<Part> InTurn(size_t bytes, size_t count);
 
   const int rank_;
   const int size_;
   std::vector<float> scratch_;  // One part of each rank.
+  std::vector<double> wide_scratch_;
   mutable Mutex mu_;
   absl::Status failure_ LYNX_GUARDED_BY(mu_);
 };

@@ -16,6 +16,7 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/attention_block.h"
 #include "common/model/compatibility.h"
+#include "common/model/expert_mover.h"
 #include "common/model/feed_forward_block.h"
 #include "common/model/latent_attention_block.h"
 #include "common/model/linear.h"
@@ -47,6 +48,7 @@ class CpuModelRunner : public ModelRunner {
         layout_(options.layout),
         shard_(shard),
         own_(OwnSpec(spec_, shard_)),
+        own_experts_(std::ssize(shard_.experts) - options.layout.ep_spare),
         weights_(std::move(weights)),
         kv_(std::move(kv)),
         max_rows_(options.max_step_rows),
@@ -59,9 +61,9 @@ class CpuModelRunner : public ModelRunner {
              .team = team_.get(),
              .streamed_bytes = &streamed_bytes_},
         ranks_(options.ranks),
-        sum_(options.ranks, max_rows_, spec_.hidden_size),
-        feed_forward_(own_, options.layout.ep, max_rows_, options.compute_dtype,
-                      options.router_override),
+        sum_(options.ranks, max_rows_, spec_.hidden_size, options.layout.ep_spare > 0),
+        feed_forward_(own_, options.layout.ep, options.layout.ep_spare > 0, max_rows_,
+                      options.compute_dtype, options.router_override),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {
       latent_attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype,
@@ -93,10 +95,19 @@ class CpuModelRunner : public ModelRunner {
     numeric_class_ = absl::StrCat(
         "cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-", kNumericsRevision, "/libc-",
         gnu_get_libc_version(), "/compute-", std::string(Name(options.compute_dtype)), "/kv-",
-        std::string(Name(options.kv_dtype)), "/tp", options.layout.tp, "/ep", options.layout.ep);
+        std::string(Name(options.kv_dtype)), "/tp", options.layout.tp, "/ep", options.layout.ep,
+        options.layout.ep_spare > 0 ? "/experts-move" : "");
     compatibility_hash_ =
         CompatibilityHash(spec_, identity, options.compute_dtype, options.kv_dtype);
   }
+
+  // Experts may move from now on; `files` are those of the weights. Fails as ExpertMover.
+  absl::Status MoveExperts(SafetensorsFolder files) {
+    LYNX_ASSIGN_OR_RETURN(mover_, ExpertMover::Create(spec_, shard_, weights_, std::move(files)));
+    if (ranks_->rank() == 0) feed_forward_.SetHistory(&mover_->history());
+    return absl::OkStatus();
+  }
+  ExpertMover* expert_mover() override { return mover_.get(); }
 
   absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) override;
 
@@ -143,8 +154,10 @@ class CpuModelRunner : public ModelRunner {
   const ModelSpec spec_;
   const ParallelLayout layout_;
   const RankShard shard_;
-  const ModelSpec own_;  // With this rank's sizes.
-  const ModelWeights weights_;
+  const ModelSpec own_;        // With this rank's sizes.
+  const int64_t own_experts_;  // Of a layer, without copies.
+  ModelWeights weights_;       // Changed by mover_ alone.
+  std::unique_ptr<ExpertMover> mover_;
   const std::unique_ptr<kv::KvArena> kv_;
   const int64_t max_rows_;
   const int64_t max_logits_;
@@ -435,7 +448,7 @@ absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
     stats_.expert_bytes_read += active * expert_bytes;
     // Of the experts that all ranks leave out, this rank's share.
     stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes *
-                                 std::ssize(shard_.experts) / std::max(1, spec_.experts);
+                                 own_experts_ / std::max(1, spec_.experts);
     stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
                                 weights.feed_forward.fixed_bytes() +
                                 (moe ? active : 1) * expert_bytes;
@@ -530,7 +543,7 @@ absl::Status CheckRanks(const RunnerOptions& options, const ModelSpec& spec) {
       absl::StrCat("a layout for ", options.layout.world(), " ranks in a group of ", ranks));
 }
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
+absl::StatusOr<std::unique_ptr<CpuModelRunner>> Make(
     const RunnerOptions& options, ModelSpec spec, const TensorMap& tensors,
     std::string_view identity, std::function<void(std::span<const std::byte>)> consumed) {
   LYNX_RETURN_IF_ERROR(CheckRanks(options, spec));
@@ -542,15 +555,17 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
     LYNX_ASSIGN_OR_RETURN(std::unique_ptr<kernels::ThreadTeam> team,
                           kernels::ThreadTeam::Create(Threads(options), options.cpus));
     // Before weights are read, which takes long.
-    const auto admit = [&](int64_t weight_bytes) -> absl::Status {
-      if (options.admit_memory != nullptr) {
-        LYNX_RETURN_IF_ERROR(options.admit_memory(NeedOf(own, weight_bytes,
-                                                         {.kv_dtype = options.kv_dtype,
-                                                          .kv_blocks = options.kv_blocks,
-                                                          .rows = options.max_step_rows,
-                                                          .logits_rows = options.max_step_logits,
-                                                          .threads = team->threads()})));
-      }
+    const auto admit = [&](const WeightBytes& bytes) -> absl::Status {
+      const bool experts_move = options.layout.ep_spare > 0;
+      MemoryNeed need =
+          NeedOf(own, bytes.all + (experts_move ? ExpertMover::kMostNew * bytes.expert : 0),
+                 {.kv_dtype = options.kv_dtype,
+                  .kv_blocks = options.kv_blocks,
+                  .rows = options.max_step_rows,
+                  .logits_rows = options.max_step_logits,
+                  .threads = team->threads()});
+      if (experts_move) need.steps += RankSum::SummandBytes(options.max_step_rows, own.hidden_size);
+      if (options.admit_memory != nullptr) LYNX_RETURN_IF_ERROR(options.admit_memory(need));
       LYNX_ASSIGN_OR_RETURN(
           kv, kv::KvArena::Create(KvLayoutOf(own, options.kv_dtype), options.kv_blocks));
       return absl::OkStatus();
@@ -584,13 +599,17 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> Make(
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptions& options) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_ASSIGN_OR_RETURN(ModelSpec spec, LoadModelSpec(options.model_dir));
-  LYNX_ASSIGN_OR_RETURN(const SafetensorsFolder folder, SafetensorsFolder::Open(options.model_dir));
+  LYNX_ASSIGN_OR_RETURN(SafetensorsFolder folder, SafetensorsFolder::Open(options.model_dir));
   if (!folder.unused_files().empty()) {
     spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
                                       NameList(folder.unused_files())));
   }
-  return Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()),
-              [&folder](std::span<const std::byte> data) { folder.Release(data); });
+  LYNX_ASSIGN_OR_RETURN(
+      std::unique_ptr<CpuModelRunner> runner,
+      Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()),
+           [&folder](std::span<const std::byte> data) { folder.Release(data); }));
+  if (options.layout.ep_spare > 0) LYNX_RETURN_IF_ERROR(runner->MoveExperts(std::move(folder)));
+  return runner;
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOptions& options,
@@ -599,6 +618,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOpt
                                                                  std::string_view identity) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_RETURN_IF_ERROR(CheckSpec(spec));
+  if (options.layout.ep_spare > 0) {
+    return absl::UnimplementedError(
+        "spare slots: experts that move are read from files, and these weights are in memory");
+  }
   return Make(options, std::move(spec), tensors, identity, nullptr);
 }
 

@@ -7,15 +7,11 @@
 
 namespace lynx::model {
 
-ExpertTable::ExpertTable(std::vector<std::vector<int32_t>> slots, int32_t experts, int32_t part)
-    : slots_(std::move(slots)), part_(part), slot_of_(static_cast<size_t>(experts), -1) {
-  placement_.ranks = static_cast<int32_t>(slots_.size());
-  placement_.ranks_of.resize(static_cast<size_t>(experts));
-  for (int32_t p = 0; p < placement_.ranks; ++p) {
-    for (const int32_t expert : slots_[static_cast<size_t>(p)]) {
-      placement_.ranks_of[static_cast<size_t>(expert)].push_back(p);
-    }
-  }
+ExpertTable::ExpertTable(moe::ExpertSlots slots, int32_t experts, int32_t part)
+    : slots_(std::move(slots)),
+      part_(part),
+      slot_of_(static_cast<size_t>(experts), -1),
+      placement_(moe::PlacementOf(slots_, experts)) {
   for (const std::vector<int32_t>& parts : placement_.ranks_of) LYNX_CHECK(!parts.empty());
   for (size_t slot = 0; slot < held().size(); ++slot) {
     slot_of_[static_cast<size_t>(held()[slot])] = static_cast<int32_t>(slot);

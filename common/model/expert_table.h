@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/moe/expert_placement.h"
+#include "common/moe/slot_change.h"
 
 namespace lynx::model {
 
@@ -15,9 +16,9 @@ class ExpertTable {
   ExpertTable() = default;  // Of a layer without experts.
   // slots: [ep][slots of the part], the expert of each, distinct within a part; every one of
   // `experts` is in one of them. `part`: the one that this rank belongs to.
-  ExpertTable(std::vector<std::vector<int32_t>> slots, int32_t experts, int32_t part);
+  ExpertTable(moe::ExpertSlots slots, int32_t experts, int32_t part);
 
-  const std::vector<std::vector<int32_t>>& slots() const { return slots_; }
+  const moe::ExpertSlots& slots() const { return slots_; }
   int32_t part() const { return part_; }
   // The expert of each slot here, and the slot of an expert; -1: it is not held here.
   std::span<const int32_t> held() const { return slots_[static_cast<size_t>(part_)]; }
@@ -26,7 +27,7 @@ class ExpertTable {
   const moe::ExpertPlacement& placement() const { return placement_; }
 
  private:
-  std::vector<std::vector<int32_t>> slots_;
+  moe::ExpertSlots slots_;
   int32_t part_ = 0;
   std::vector<int32_t> slot_of_;  // [experts]
   moe::ExpertPlacement placement_;

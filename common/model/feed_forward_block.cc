@@ -11,9 +11,11 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int32_t ep, int64_t max_rows,
-                                   DType compute_dtype, RouterOverride* router_override)
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int32_t ep, bool experts_move,
+                                   int64_t max_rows, DType compute_dtype,
+                                   RouterOverride* router_override)
     : spec_(spec),
+      experts_move_(experts_move),
       router_override_(router_override),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
@@ -44,12 +46,13 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
         RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, y, ctx));
     return sum.End(hidden, rows);
   }
-  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, y, ctx));
+  double* const sums = experts_move_ ? sum.BeginSummands(rows) : nullptr;
+  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, y, sums, ctx));
   if (weights.shared.down.data != nullptr) {
     LYNX_RETURN_IF_ERROR(WeighShared(weights, rows, ctx));
     LYNX_RETURN_IF_ERROR(RunDense(weights.shared, rows, spec_.shared_intermediate_size, y, ctx));
   }
-  return sum.End(hidden, rows);
+  return experts_move_ ? sum.EndSummands(hidden, rows) : sum.End(hidden, rows);
 }
 
 std::span<const int32_t> FeedForwardBlock::OwnIds(const ExpertTable& table) {
@@ -71,7 +74,7 @@ std::span<const int32_t> FeedForwardBlock::OwnIds(const ExpertTable& table) {
 absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int64_t rows,
                                           int32_t layer, moe::Phase phase,
                                           std::span<const moe::Policy* const> policies, float* y,
-                                          const kernels::ExecContext& ctx) {
+                                          double* sums, const kernels::ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(kernels::Gemm(
       Projection(x_, weights.router, weights.router_bias, rows, router_logits_.data()), ctx));
   const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
@@ -91,11 +94,13 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
                      .placement = own_ids_.empty() ? nullptr : &weights.table.placement()},
                     plan_);
   plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
+  if (history_ != nullptr) history_->Record(layer, plan_.active());
   return kernels::ExpertFfn({.x = x_.data(),
                              .experts = weights.experts.data(),
                              .ids = OwnIds(weights.table).data(),
                              .weights = plan_.weights().data(),
                              .y = y,
+                             .sums = sums,
                              .rows = rows,
                              .hidden = spec_.hidden_size,
                              .intermediate = spec_.expert_intermediate_size,

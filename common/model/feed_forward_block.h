@@ -10,6 +10,7 @@
 #include "common/model/model_weights.h"
 #include "common/model/rank_sum.h"
 #include "common/model/router_override.h"
+#include "common/moe/expert_history.h"
 #include "common/moe/expert_placement.h"
 #include "common/moe/planner.h"
 #include "kernels/core/exec_context.h"
@@ -24,9 +25,12 @@ namespace lynx::model {
 class FeedForwardBlock {
  public:
   // `spec` has the widths of this rank and all experts, which are dealt out in `ep` parts.
-  // `router_override` may be null. Both outlive this.
-  FeedForwardBlock(const ModelSpec& spec, int32_t ep, int64_t max_rows, DType compute_dtype,
-                   RouterOverride* router_override);
+  // `router_override` may be null. `experts_move`: copies of experts, or those that change ranks.
+  // All outlive this.
+  FeedForwardBlock(const ModelSpec& spec, int32_t ep, bool experts_move, int64_t max_rows,
+                   DType compute_dtype, RouterOverride* router_override);
+  // Is told the active set of every plan; outlives this.
+  void SetHistory(moe::ExpertHistory* history) { history_ = history; }
 
   // Updates `hidden` [rows, hidden_size]. For an MoE layer the plan is made as `phase` and
   // `policies` (as in moe::RouterInput) say; plan() then tells what it was.
@@ -41,10 +45,10 @@ class FeedForwardBlock {
   float plan_seconds() const { return plan_seconds_; }
 
  private:
-  // Each adds its part to `y`, from the normed rows in x_.
+  // Each adds its part to `y`, from the normed rows in x_; or to `sums`, if not null (ExpertFfn).
   absl::Status RunExperts(const FeedForwardWeights& weights, int64_t rows, int32_t layer,
                           moe::Phase phase, std::span<const moe::Policy* const> policies, float* y,
-                          const kernels::ExecContext& ctx);
+                          double* sums, const kernels::ExecContext& ctx);
   // One MLP for all rows, by dense_weights_.
   absl::Status RunDense(const kernels::ExpertWeights& mlp, int64_t rows, int64_t intermediate,
                         float* y, const kernels::ExecContext& ctx);
@@ -56,7 +60,9 @@ class FeedForwardBlock {
                            const kernels::ExecContext& ctx);
 
   const ModelSpec& spec_;  // Outlives this.
+  const bool experts_move_;
   RouterOverride* const router_override_;
+  moe::ExpertHistory* history_ = nullptr;
   ActivationBuffer x_;                // [max_rows, hidden]
   std::vector<float> router_logits_;  // [max_rows, experts]
   moe::Planner planner_;

@@ -23,6 +23,7 @@
 
 namespace lynx::model {
 
+class ExpertMover;
 class RouterOverride;
 struct MemoryNeed;
 struct ModelSpec;
@@ -146,6 +147,9 @@ class ModelRunner {
   // float32 [rows wanted by the last step, vocab_size]; valid until the next Step.
   virtual std::span<const float> logits() const = 0;
   virtual const StepStats& stats() const = 0;
+
+  // Null where experts stay with their ranks: without spare slots in the layout.
+  virtual ExpertMover* expert_mover() { return nullptr; }
 
   virtual const ModelSpec& spec() const = 0;
   virtual kv::KvArena& kv() = 0;  // Of this rank.

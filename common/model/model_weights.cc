@@ -1,5 +1,6 @@
 #include "common/model/model_weights.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -80,14 +81,18 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
   return outline;
 }
 
-absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const RankShard& shard,
-                                         const std::function<absl::Status(int64_t)>& admit,
-                                         const PackOptions& options) {
+absl::StatusOr<ModelWeights> BindWeights(
+    const TensorMap& tensors, ModelSpec& spec, const RankShard& shard,
+    const std::function<absl::Status(const WeightBytes&)>& admit, const PackOptions& options) {
   WeightsOutline outline = OutlineWeights(tensors, spec, shard);
+  WeightBytes bytes{.all = outline.packed_bytes + outline.vector_bytes};
+  for (const LayerWeights& layer : outline.weights.layers) {
+    if (layer.feed_forward.experts.empty()) continue;
+    bytes.expert = std::max(bytes.expert, layer.feed_forward.expert_bytes());
+  }
   outline.weights = {};  // Its vectors need not stay twice.
   LYNX_RETURN_IF_ERROR(outline.problems.ToStatus());
-  LYNX_RETURN_IF_ERROR(admit(outline.packed_bytes + outline.vector_bytes));
+  LYNX_RETURN_IF_ERROR(admit(bytes));
   for (const std::string& name : outline.ignored) {
     if (spec.tied_embeddings && absl::EndsWith(name, "lm_head.weight")) {
       spec.notes.push_back(
@@ -103,6 +108,26 @@ absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& sp
   packer.Pack(options);
   weights.memory = std::move(memory);
   return weights;
+}
+
+absl::StatusOr<kernels::ExpertWeights> BindExpert(
+    const TensorMap& tensors, const ModelSpec& spec, const RankShard& shard, int32_t layer,
+    int32_t id, std::byte* memory,
+    const std::function<absl::Status(std::span<const std::byte>)>& check,
+    const PackOptions& options) {
+  RankShard only = shard;
+  only.experts = {id};
+  only.shared_columns = {};
+  WeightPacker packer(memory);
+  WeightBinder binder(tensors, packer, BlockOf(spec), only);
+  binder.TakeOnlyExpertsOf(layer);
+  const ModelWeights weights = BindAll(spec, binder);
+  LYNX_CHECK(weights.layers.size() == 1 && weights.layers.front().feed_forward.experts.size() == 1);
+  for (const std::span<const std::byte> source : packer.Sources()) {
+    LYNX_RETURN_IF_ERROR(check(source));
+  }
+  packer.Pack(options);
+  return weights.layers.front().feed_forward.experts.front();
 }
 
 }  // namespace lynx::model

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -111,6 +112,11 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec);
 WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
                               const RankShard& shard);
 
+struct WeightBytes {
+  int64_t all = 0;
+  int64_t expert = 0;  // The largest single one; 0: there are none.
+};
+
 // Accepts both spellings of expert weights: one Linear per expert, or fused per layer. Adds to
 // spec.notes what is there and not used with good reason.
 //   NotFound         tensors the model needs are absent: lists them.
@@ -118,12 +124,21 @@ WeightsOutline OutlineWeights(const TensorMap& tensors, const ModelSpec& spec,
 //                    there are tensors that no part of the model uses, which would change the
 //                    answer if they mattered: lists them.
 //   ResourceExhausted  the memory for the packed weights cannot be mapped.
-//   What `admit` returns, which is told the bytes of the weights.
+//   What `admit` returns, which is told what the weights take.
 // All that is checked before anything is packed, also of what other ranks hold. The tensors are not
 // needed afterwards.
-absl::StatusOr<ModelWeights> BindWeights(const TensorMap& tensors, ModelSpec& spec,
-                                         const RankShard& shard,
-                                         const std::function<absl::Status(int64_t)>& admit,
-                                         const PackOptions& options);
+absl::StatusOr<ModelWeights> BindWeights(
+    const TensorMap& tensors, ModelSpec& spec, const RankShard& shard,
+    const std::function<absl::Status(const WeightBytes&)>& admit, const PackOptions& options);
+
+// Packs expert `id` of `layer` once more, with the bits that BindWeights() gives it on a rank of
+// `shard`, into `memory`, which is 64-byte aligned and has room for it. Without biases. The tensors
+// are those that BindWeights() took.
+//   What `check` returns, which is asked for each piece of what is to be read.
+absl::StatusOr<kernels::ExpertWeights> BindExpert(
+    const TensorMap& tensors, const ModelSpec& spec, const RankShard& shard, int32_t layer,
+    int32_t id, std::byte* memory,
+    const std::function<absl::Status(std::span<const std::byte>)>& check,
+    const PackOptions& options);
 
 }  // namespace lynx::model

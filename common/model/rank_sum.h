@@ -13,8 +13,13 @@ namespace lynx::model {
 // rank writes to it directly. One call at a time.
 class RankSum {
  public:
-  // `ranks` may be null: there is one; outlives this.
-  RankSum(collective::Communicator* ranks, int64_t max_rows, int64_t hidden);
+  // `ranks` may be null: there is one; outlives this. `order_free`: BeginSummands() will be used.
+  RankSum(collective::Communicator* ranks, int64_t max_rows, int64_t hidden, bool order_free);
+
+  // What `order_free` takes beyond.
+  static int64_t SummandBytes(int64_t max_rows, int64_t hidden) {
+    return (max_rows * hidden + 1) * static_cast<int64_t>(sizeof(double));
+  }
 
   bool alone() const { return ranks_ == nullptr; }
   // Contributes what is to be added once.
@@ -26,7 +31,14 @@ class RankSum {
   //   Cancelled  a rank has called Abandon(), before its part of this sum: all ranks return this.
   absl::Status End(float* hidden, int64_t rows);
 
-  // Makes the next End() fail on all ranks; costs no message of its own.
+  // Where ranks take turns in what they add: between Begin() and EndSummands(), which takes the
+  // place of End(), this rank adds that by kernels::ToSummand() to what this returns, zeros [rows,
+  // hidden]; what is its own in any case, to Begin()'s. Then `hidden` has the same bits whichever
+  // rank added what. Not alone.
+  double* BeginSummands(int64_t rows);
+  absl::Status EndSummands(float* hidden, int64_t rows);
+
+  // Makes the next of both fail on all ranks; costs no message of its own.
   void Abandon() { abandon_ = true; }
 
   // Of other values, in place.
@@ -38,6 +50,7 @@ class RankSum {
   // [max_rows, width], and behind the rows in use one value more: whether to go on. Empty for a
   // single rank.
   std::vector<float> part_;
+  std::vector<double> summands_;  // The same; empty without.
   bool abandon_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "common/model/safetensors.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,15 +108,48 @@ absl::Status CheckCount(size_t tensors, const std::string& file) {
 // A whole file, mapped read-only.
 class SafetensorsFolder::Mapping {
  public:
-  Mapping(void* base, size_t size) : base_(base), size_(size) {}
+  Mapping(void* base, size_t size, std::string path, RegularFile file)
+      : base_(base), size_(size), path_(std::move(path)), file_(std::move(file)) {
+    fstat(file_.fd(), &opened_);
+  }
   ~Mapping() { munmap(base_, size_); }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(base_), size_}; }
+  bool Holds(std::span<const std::byte> data) const {
+    return data.data() >= bytes().data() && data.data() + data.size() <= bytes().data() + size_;
+  }
+
+  // Of what it holds.
+  absl::Status CheckReadable(std::span<const std::byte> data) const {
+    const auto lost = [this](std::string_view why) {
+      return absl::DataLossError(absl::StrCat(path_, ": ", std::string(why)));
+    };
+    struct stat now = {};
+    if (fstat(file_.fd(), &now) != 0) return lost(strerror(errno));
+    if (now.st_size != opened_.st_size || now.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||
+        now.st_mtim.tv_nsec != opened_.st_mtim.tv_nsec) {
+      return lost("was written to since it was opened");
+    }
+    constexpr size_t kPiece = size_t{1} << 20;
+    std::vector<std::byte> scratch(std::min(kPiece, data.size()));
+    const auto begin = static_cast<size_t>(data.data() - bytes().data());
+    for (size_t at = 0; at < data.size();) {
+      const ssize_t read = pread(file_.fd(), scratch.data(), std::min(kPiece, data.size() - at),
+                                 static_cast<off_t>(begin + at));
+      if (read < 0 && errno == EINTR) continue;
+      if (read <= 0) return lost(read < 0 ? strerror(errno) : "has become shorter");
+      at += static_cast<size_t>(read);
+    }
+    return absl::OkStatus();
+  }
 
  private:
   void* const base_;
   const size_t size_;
+  const std::string path_;
+  const RegularFile file_;
+  struct stat opened_ = {};
 };
 
 SafetensorsFolder::SafetensorsFolder() = default;
@@ -130,7 +164,7 @@ struct SafetensorsReader {
   // damaged is noted, so that one start shows all of them.
   absl::Status Add(const std::filesystem::path& path, TensorMap& found) {
     const std::string name = path.filename().string();
-    const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+    absl::StatusOr<RegularFile> file = RegularFile::Open(path);
     if (absl::IsNotFound(file.status())) {
       missing.push_back(name);
       return absl::OkStatus();
@@ -146,7 +180,8 @@ struct SafetensorsReader {
       return absl::ResourceExhaustedError(
           absl::StrCat("cannot map ", path.string(), ": ", strerror(errno)));
     }
-    auto mapping = std::make_shared<const SafetensorsFolder::Mapping>(base, size);
+    auto mapping = std::make_shared<const SafetensorsFolder::Mapping>(base, size, path.string(),
+                                                                      *std::move(file));
     const std::span<const std::byte> bytes = mapping->bytes();
     folder.mappings_.push_back(std::move(mapping));
     return AddTensors(path.string(), name, bytes, found);
@@ -321,6 +356,13 @@ void SafetensorsFolder::Release(std::span<const std::byte> data) const {
       madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
     }
   }
+}
+
+absl::Status SafetensorsFolder::CheckReadable(std::span<const std::byte> data) const {
+  for (const auto& mapping : mappings_) {
+    if (mapping->Holds(data)) return mapping->CheckReadable(data);
+  }
+  return absl::OkStatus();  // In memory since it was opened.
 }
 
 const Tensor* SafetensorsFolder::Find(const std::string& name) const {

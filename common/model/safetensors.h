@@ -40,6 +40,10 @@ class SafetensorsFolder {
   // Lets go of the memory of `data`, part of a tensor that was read and will not be soon. It can be
   // read all the same: from the file again.
   void Release(std::span<const std::byte> data) const;
+  // Reads `data`, part of a tensor, from its file, of which nobody else may know whether it can be
+  // read again: a mapping kills the process where it cannot.
+  //   DataLoss  the file cannot be read, has become shorter or was written to; names it.
+  absl::Status CheckReadable(std::span<const std::byte> data) const;
   // Weight files found in the folder and not used, by name.
   const std::vector<std::string>& unused_files() const { return unused_files_; }
 

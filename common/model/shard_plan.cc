@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "kernels/moe/order_free_sum.h"
 
 namespace lynx::model {
 namespace {
@@ -23,6 +24,24 @@ absl::Status CheckColumns(std::string_view name, int32_t columns, std::string_vi
   return absl::InvalidArgumentError(absl::StrCat(std::string(name), " ", columns,
                                                  " cannot be split over ", std::string(width_name),
                                                  " ", width));
+}
+
+absl::Status CheckSpareSlots(const ModelSpec& spec, const ParallelLayout& layout) {
+  // A copy of an expert that the part has already would be of no use.
+  const int32_t most = (layout.ep - 1) * (spec.experts / layout.ep);
+  if (layout.ep_spare < 0 || layout.ep_spare > most) {
+    return absl::InvalidArgumentError(absl::StrCat("ep-spare ", layout.ep_spare, " is not in [0, ",
+                                                   most, "], of ", spec.experts, " experts in ",
+                                                   layout.ep, " parts"));
+  }
+  const int32_t summands = spec.experts_per_token * layout.expert_tp() +
+                           (spec.shared_intermediate_size > 0 ? layout.tp : 0);
+  if (layout.ep_spare > 0 && summands > kernels::kMostSummands) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ep-spare ", layout.ep_spare, ": a row is the sum of ", summands,
+                     " parts of experts, and of ", kernels::kMostSummands, " at most"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -63,14 +82,16 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout) {
   LYNX_RETURN_IF_ERROR(
       CheckColumns("the shared experts' width", spec.shared_intermediate_size, "tp", tp));
   if (!spec.has_moe()) {
-    if (layout.ep == 1) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("ep ", layout.ep, ", but the model has no experts"));
+    if (layout.ep == 1 && layout.ep_spare == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("ep ", layout.ep,
+                                                   layout.ep_spare > 0 ? " with spare slots" : "",
+                                                   ", but the model has no experts"));
   }
   if (layout.ep > spec.experts) {
     return absl::InvalidArgumentError(
         absl::StrCat(spec.experts, " experts cannot be split over ep ", layout.ep));
   }
+  LYNX_RETURN_IF_ERROR(CheckSpareSlots(spec, layout));
   return CheckColumns("an expert's width", spec.expert_intermediate_size, "ranks",
                       layout.expert_tp());
 }
@@ -99,6 +120,13 @@ std::vector<std::vector<int32_t>> FirstExperts(int32_t experts, const ParallelLa
   for (int32_t part = 0; part < layout.ep; ++part) {
     const ShardRange own = Part(experts, layout.ep, part);
     for (int32_t e = own.begin; e < own.end; ++e) slots[static_cast<size_t>(part)].push_back(e);
+    for (int32_t spare = 0; spare < layout.ep_spare; ++spare) {
+      const int32_t others = layout.ep - 1;
+      const ShardRange other = Part(experts, layout.ep, (part + 1 + spare % others) % layout.ep);
+      // Beginning where no other part does, so that not all copy the same experts.
+      slots[static_cast<size_t>(part)].push_back(other.begin +
+                                                 (part + spare / others) % other.size());
+    }
   }
   return slots;
 }

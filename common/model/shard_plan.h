@@ -18,6 +18,7 @@ struct ParallelLayout {
   int32_t tp = 1;
   int32_t dp = 1;
   int32_t ep = 1;
+  int32_t ep_spare = 0;  // Experts of each layer that a rank has memory for beyond its part.
 
   int32_t world() const { return tp * dp; }
   int32_t expert_tp() const { return world() / ep; }
@@ -53,7 +54,8 @@ absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout);
 RankShard ShardOf(const ModelSpec& spec, const ParallelLayout& layout, int32_t rank);
 
 // [ep][slots] The experts that each part is loaded with: as many neighbours as the others, within
-// one. `layout` fits.
+// one, and in its spare slots copies of what the parts after it hold, of each as many, within one.
+// `layout` fits.
 std::vector<std::vector<int32_t>> FirstExperts(int32_t experts, const ParallelLayout& layout);
 
 // The model as that rank's weights and KV cache see it: heads, columns, experts and vocabulary are

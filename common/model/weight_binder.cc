@@ -195,6 +195,7 @@ Fp8Matrix WeightBinder::Fp8Of(const Stored& stored) const {
 Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in,
                                 const MatrixPart& part,
                                 const std::function<RowSource(RowSource)>& arrange) {
+  if (only_layer_ >= 0) return {};
   const std::optional<Stored> stored = TakeStored(name, out, in);
   if (!stored.has_value()) return {};
   RowSource rows = Rows(*stored, 0, out);
@@ -206,6 +207,7 @@ Matrix WeightBinder::TakeMatrix(const std::string& name, int64_t out, int64_t in
 
 WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, int64_t heads,
                                                       int64_t first, int64_t second, int64_t in) {
+  if (only_layer_ >= 0) return {};
   const std::optional<Stored> stored = TakeStored(name, heads * (first + second), in);
   if (!stored.has_value()) return {};
   SplitHeads split;
@@ -219,6 +221,7 @@ WeightBinder::SplitHeads WeightBinder::TakeSplitHeads(const std::string& name, i
 
 std::vector<float> WeightBinder::TakeFloats(const std::string& name,
                                             const std::vector<int64_t>& shape) {
+  if (only_layer_ >= 0) return {};
   const Tensor* tensor = Take(name, shape);
   if (tensor == nullptr) return {};
   std::vector<float> values = InFloat(*tensor);
@@ -286,7 +289,7 @@ ExpertWeights WeightBinder::TakeFusedMlp(const std::string& gate_up_name,
                                          int64_t intermediate, const ShardRange& columns) {
   const Tensor* gate_up = Take(gate_up_name, {2 * intermediate, hidden});
   const Tensor* down = Take(down_name, {hidden, intermediate});
-  if (gate_up == nullptr || down == nullptr) return {};
+  if (gate_up == nullptr || down == nullptr || columns.size() == 0) return {};
   return AddFusedMlp(*gate_up, *down, 0, hidden, intermediate, columns);
 }
 

@@ -75,6 +75,11 @@ class WeightBinder {
 
   const RankShard& shard() const { return shard_; }
 
+  // From now on only the shard's experts of this layer are taken, everything else is passed by:
+  // matrices and vectors come empty.
+  void TakeOnlyExpertsOf(int32_t layer) { only_layer_ = layer; }
+  bool Passes(int32_t layer) const { return only_layer_ >= 0 && layer != only_layer_; }
+
   // Names begin with it from now on, but for those that IgnorePrefix() takes.
   void SetPrefix(std::string prefix) { prefix_ = std::move(prefix); }
 
@@ -175,6 +180,7 @@ class WeightBinder {
   WeightPacker& packer_;
   const Fp8Block fp8_block_;
   const RankShard shard_;
+  int32_t only_layer_ = -1;
   std::string prefix_;
   std::set<std::string> taken_;
   std::set<std::string> ignored_;

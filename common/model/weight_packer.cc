@@ -66,6 +66,16 @@ void WeightPacker::PackJob(const Job& job, const PackOptions& options) {
   }
 }
 
+std::vector<std::span<const std::byte>> WeightPacker::Sources() const {
+  std::vector<std::span<const std::byte>> all;
+  for (const Job& job : jobs_) {
+    for (const RowSource* source : {&job.rows, &job.up}) {
+      all.insert(all.end(), source->memory.begin(), source->memory.end());
+    }
+  }
+  return all;
+}
+
 void WeightPacker::Pack(const PackOptions& options) const {
   int64_t done = 0;
   for (const Job& job : jobs_) {

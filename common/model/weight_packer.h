@@ -38,6 +38,8 @@ class WeightPacker {
   kernels::Matrix AddGateUp(RowSource gate, RowSource up);
 
   int64_t bytes() const { return bytes_; }
+  // What Pack() will read, part for part.
+  std::vector<std::span<const std::byte>> Sources() const;
   bool only_counts() const { return memory_ == nullptr; }
 
   // Packs what was added, one matrix after the other, each by all threads of the team in the ranges

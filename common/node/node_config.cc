@@ -30,6 +30,18 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddInt("ep", &config.ep, {1, model::kMaxRanks},
                "parts that the routed experts are dealt out to the ranks in, whole; has to divide "
                "their number. 1 splits each expert over all ranks");
+  flags.AddInt(
+      "ep-spare", &config.ep_spare, {0, 65536},
+      "further experts of each layer that a rank has memory for, as copies of others; each "
+      "step chooses among copies so that its ranks have as few experts to read as can be. "
+      "Equal on all ranks");
+  flags.AddDuration("ep-rebalance-interval", &config.ep_rebalance_interval, {absl::ZeroDuration()},
+                    "with --ep-spare: between looks at what steps needed, by which experts move to "
+                    "other ranks while the node serves; 0 leaves them where they are");
+  flags.AddDouble(
+      "ep-rebalance-gain", &config.ep_rebalance_gain, {0, 1},
+      "of the experts that the fullest rank of a layer reads, the share that a change of "
+      "the layer has to save, by what the last steps needed");
   flags.AddInt("rank", &config.rank, {-1, model::kMaxRanks - 1},
                "which rank this process is, where something else starts the others; -1 starts them "
                "itself, on this host");

@@ -25,6 +25,9 @@ struct NodeConfig {
   std::string kv_dtype = "auto";
   int32_t tp = 1;
   int32_t ep = 1;
+  int32_t ep_spare = 0;
+  absl::Duration ep_rebalance_interval = absl::Minutes(1);
+  double ep_rebalance_gain = 0.03;
   int32_t rank = -1;  // -1: rank 0, which starts the others.
   int32_t world = 0;  // 0: as tp says.
   std::string leader;

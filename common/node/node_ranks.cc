@@ -1,14 +1,17 @@
 #include "common/node/node_ranks.h"
 
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/collective/gloo_communicator.h"
+#include "common/model/expert_mover.h"
 #include "common/node/step_plan.h"
 #include "common/node/transfer_identity.h"
 
@@ -40,12 +43,28 @@ bool OfTheStepAlone(const absl::Status& status) {
 // All ranks as one runner: tells the others each step, and makes its own part of it.
 class NodeRanks::Leader final : public model::ModelRunner {
  public:
-  Leader(NodeRanks& ranks, std::unique_ptr<model::ModelRunner> own)
-      : ranks_(ranks), own_(std::move(own)) {}
+  Leader(NodeRanks& ranks, std::unique_ptr<model::ModelRunner> own,
+         const PlacementOptions& placement)
+      : ranks_(ranks), own_(std::move(own)) {
+    if (own_->expert_mover() == nullptr || placement.metrics == nullptr) return;
+    placer_.emplace(placement, *own_->expert_mover(), ranks_);
+    ranks_.SetMover([this](int rank, const proto::RankMessage& message) {
+      const proto::ExpertsStaged& staged = message.experts_staged();
+      placer_->OnStaged(
+          rank, staged.change(),
+          absl::Status(static_cast<absl::StatusCode>(staged.status_code()), staged.message()));
+    });
+  }
+  ~Leader() override { ranks_.SetMover(nullptr); }
 
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override {
-    absl::Status status = ranks_.group_->Send(EncodeStep(batch));
+    const uint32_t change = placer_.has_value() ? placer_->Ready() : 0;
+    absl::Status status = ranks_.group_->Send(EncodeStep(batch, change));
+    if (status.ok() && change > 0) {
+      status = own_->expert_mover()->Commit(change);
+      placer_->OnMade();
+    }
     if (status.ok()) {
       status = own_->Step(batch, observer);
       if (OfTheStepAlone(status)) return status;
@@ -63,6 +82,7 @@ class NodeRanks::Leader final : public model::ModelRunner {
  private:
   NodeRanks& ranks_;
   const std::unique_ptr<model::ModelRunner> own_;
+  std::optional<ExpertPlacer> placer_;
 };
 
 absl::StatusOr<std::unique_ptr<NodeRanks>> NodeRanks::Create(const Options& options) {
@@ -134,7 +154,7 @@ absl::Status NodeRanks::Join(const std::string& identity,
 }
 
 absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
-    std::unique_ptr<model::ModelRunner> own) {
+    std::unique_ptr<model::ModelRunner> own, const PlacementOptions& placement) {
   LYNX_ASSIGN_OR_RETURN(const std::vector<std::string> reports, group_->Reports());
   const model::ModelSpec& spec = own->spec();
   const std::vector<std::string> wanted = ParseReport(Report(*own, ""));
@@ -155,7 +175,7 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
     endpoint.set_head_begin(FirstKvHead(spec, options_.layout, number));
     endpoint.set_head_end(endpoint.head_begin() + layout.kv_heads);
   }
-  return std::make_unique<Leader>(*this, std::move(own));
+  return std::make_unique<Leader>(*this, std::move(own), placement);
 }
 
 void NodeRanks::Tell(const proto::RankMessage& message) {
@@ -168,19 +188,33 @@ void NodeRanks::SetListener(std::function<void(int, const proto::RankMessage&)> 
   listener_ = std::move(listener);
 }
 
+void NodeRanks::SetMover(std::function<void(int, const proto::RankMessage&)> mover) {
+  MutexLock lock(listener_mu_);
+  mover_ = std::move(mover);
+}
+
 void NodeRanks::OnTold(int rank, const std::string& bytes) {
   proto::RankMessage message;
   if (!message.ParseFromString(bytes)) {
     group_->Fail(absl::InternalError(absl::StrCat("rank ", rank, " tells what cannot be read")));
     return;
   }
+  const bool moves =
+      message.has_stage_experts() || message.has_drop_experts() || message.has_experts_staged();
   MutexLock lock(listener_mu_);
-  if (listener_ != nullptr) listener_(rank, message);
+  const auto& hear = moves ? mover_ : listener_;
+  if (hear != nullptr) hear(rank, message);
 }
 
 absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::string& address,
                                const std::function<void()>& before_step,
                                const std::function<void()>& ready) {
+  std::optional<ExpertPlacerRank> placer;
+  if (own.expert_mover() != nullptr) {
+    placer.emplace(*own.expert_mover(), *this);
+    SetMover([&](int, const proto::RankMessage& message) { placer->OnMessage(message); });
+  }
+  const absl::Cleanup deaf = [this] { SetMover(nullptr); };
   LYNX_RETURN_IF_ERROR(group_->Report(Report(own, address)));
   if (ready != nullptr) ready();
   for (;;) {
@@ -194,7 +228,12 @@ absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::string& addre
         status = absl::InternalError(plan.status().message());
       } else {
         if (before_step != nullptr) before_step();
-        status = own.Step(plan->batch(), nullptr);
+        if (plan->expert_change() > 0) {
+          status = own.expert_mover() == nullptr
+                       ? absl::InternalError("experts are to move that cannot")
+                       : own.expert_mover()->Commit(plan->expert_change());
+        }
+        if (status.ok()) status = own.Step(plan->batch(), nullptr);
       }
     }
     if (OfTheStepAlone(status)) continue;

@@ -15,7 +15,9 @@
 #include "common/concurrency/event_loop.h"
 #include "common/model/model_runner.h"
 #include "common/model/shard_plan.h"
+#include "common/node/expert_placer.h"
 #include "common/node/rank_channel.h"
+#include "common/telemetry/metrics.h"
 
 namespace lynx::node {
 
@@ -61,10 +63,12 @@ class NodeRanks final : public RankChannel {
   Incarnation incarnation() const { return incarnation_; }
 
   // Rank 0: waits until the others have loaded, and makes one runner of all. It takes the rank's
-  // own runner, loaded with communicator(), and does not outlive this.
+  // own runner, loaded with communicator(), and does not outlive this. Where the layout has spare
+  // slots experts move as `placement` says.
   //   DeadlineExceeded    names the ranks that are not ready in time.
   //   FailedPrecondition  a rank has another model or numeric class; names both.
-  absl::StatusOr<std::unique_ptr<model::ModelRunner>> Lead(std::unique_ptr<model::ModelRunner> own);
+  absl::StatusOr<std::unique_ptr<model::ModelRunner>> Lead(std::unique_ptr<model::ModelRunner> own,
+                                                           const PlacementOptions& placement = {});
 
   // Rank 0, after Lead(): where each rank takes KV, and of which heads; its own without an address.
   const std::vector<proto::RankEndpoint>& endpoints() const { return endpoints_; }
@@ -94,12 +98,16 @@ class NodeRanks final : public RankChannel {
   void Fail(const absl::Status& why) LYNX_EXCLUDES(mu_);
 
   void OnTold(int rank, const std::string& message) LYNX_EXCLUDES(listener_mu_);
+  // As SetListener(), of what is told about experts that move.
+  void SetMover(std::function<void(int rank, const proto::RankMessage&)> mover)
+      LYNX_EXCLUDES(listener_mu_);
 
   const Options options_;
   Incarnation incarnation_ = 0;
   std::vector<proto::RankEndpoint> endpoints_;
   Mutex listener_mu_;
   std::function<void(int, const proto::RankMessage&)> listener_ LYNX_GUARDED_BY(listener_mu_);
+  std::function<void(int, const proto::RankMessage&)> mover_ LYNX_GUARDED_BY(listener_mu_);
   Mutex mu_;
   CondVar told_changed_;
   bool told_ LYNX_GUARDED_BY(mu_) = false;

@@ -135,7 +135,7 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
                                       const std::string& role, Incarnation incarnation,
                                       std::unique_ptr<NodeRanks>& ranks,
                                       std::optional<RankProcesses>& processes) {
-  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
+  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep, .ep_spare = config.ep_spare};
   const bool starts_others = config.rank < 0;
   if (layout.world() == 1) return absl::OkStatus();
   std::vector<RankCpus> cpus;
@@ -270,7 +270,7 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
   const DType compute = DTypeNamed(config_.compute_dtype).value();
   const DType kv_dtype =
       config_.kv_dtype == "auto" ? compute : DTypeNamed(config_.kv_dtype).value();
-  const model::ParallelLayout ranks{.tp = config_.tp, .ep = config_.ep};
+  const model::ParallelLayout ranks = layout();
   LYNX_RETURN_IF_ERROR(model::CheckLayout(spec, ranks));
   const model::RankShard shard = model::ShardOf(spec, ranks, std::max(0, config_.rank));
   const kv::KvLayout layout = model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype);
@@ -282,9 +282,10 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
   if (ranks_ != nullptr) {
     const std::string identity = absl::StrCat(
         "lynx ", std::string(config::Version()), " ", role_, ", tp ", ranks.tp, ", ep ", ranks.ep,
-        ", compute ", std::string(Name(compute)), ", KV ", std::string(Name(kv_dtype)), ", ",
-        kv_blocks, " KV blocks, steps of ", step_rows, " rows and ", step_logits,
-        " logits rows, remapping ", remap_mixed_steps ? "also in mixed steps" : "in decode steps");
+        " spare ", ranks.ep_spare, ", compute ", std::string(Name(compute)), ", KV ",
+        std::string(Name(kv_dtype)), ", ", kv_blocks, " KV blocks, steps of ", step_rows,
+        " rows and ", step_logits, " logits rows, remapping ",
+        remap_mixed_steps ? "also in mixed steps" : "in decode steps");
     LYNX_RETURN_IF_ERROR(ranks_->Join(identity, [this] {
       return processes_.has_value() ? processes_->Check() : absl::OkStatus();
     }));
@@ -313,11 +314,19 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
     LYNX_RETURN_IF_ERROR(Follow(*runner, make_worker));
     return absl::CancelledError("the leader has ended");
   }
+  placement_metrics_.emplace(registry_);
   if (ranks_ != nullptr) {
-    LYNX_ASSIGN_OR_RETURN(runner, ranks_->Lead(std::move(runner)));
+    LYNX_ASSIGN_OR_RETURN(
+        runner, ranks_->Lead(std::move(runner), {.interval = config_.ep_rebalance_interval,
+                                                 .least_gain = config_.ep_rebalance_gain,
+                                                 .metrics = &*placement_metrics_}));
   }
   for (const std::string& note : runner->spec().notes) telemetry::LogWarning(note);
   registry_.AddGauge("lynx_node_ranks", "Ranks of the node, all of them alive.").Set(ranks.world());
+  registry_
+      .AddGauge("lynx_moe_spare_experts",
+                "Slots of each rank and layer for experts beyond its part: --ep-spare.")
+      .Set(ranks.ep_spare);
   registry_
       .AddGauge("lynx_model_info", "Constant 1; the labels describe the model.",
                 {{"model_name", model_name_},

@@ -18,6 +18,7 @@
 #include "common/http/health.h"
 #include "common/http/routes.h"
 #include "common/http/server.h"
+#include "common/node/expert_placer.h"
 #include "common/node/node_config.h"
 #include "common/node/node_ranks.h"
 #include "common/node/rank_processes.h"
@@ -67,7 +68,9 @@ class NodeRuntime {
   Incarnation incarnation() const { return incarnation_; }
   // Of a node of several ranks, after LoadEngine(), of rank 0; otherwise null.
   NodeRanks* ranks() { return ranks_.get(); }
-  model::ParallelLayout layout() const { return {.tp = config_.tp, .ep = config_.ep}; }
+  model::ParallelLayout layout() const {
+    return {.tp = config_.tp, .ep = config_.ep, .ep_spare = config_.ep_spare};
+  }
   const std::string& model_name() const { return model_name_; }
   int32_t max_context_tokens() const { return max_context_tokens_; }
 
@@ -95,6 +98,7 @@ class NodeRuntime {
   std::string http_host_;
   std::string model_name_;
   int32_t max_context_tokens_ = 0;
+  std::optional<PlacementMetrics> placement_metrics_;  // Of rank 0.
   // Of a node of several ranks. In order of destruction, last to first: the processes end once this
   // one has left.
   std::optional<RankProcesses> processes_;

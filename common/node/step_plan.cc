@@ -12,9 +12,10 @@ namespace {
 
 static_assert(std::is_trivially_copyable_v<moe::Policy>);
 
-// Sizes of what follows it in this order: policies, entries, tokens, blocks.
+// And sizes of what follows it in this order: policies, entries, tokens, blocks.
 struct Header {
   uint32_t magic = 0;
+  uint32_t expert_change = 0;
   uint32_t policies = 0;
   uint32_t entries = 0;
   uint32_t tokens = 0;
@@ -56,8 +57,10 @@ bool IsPolicy(const moe::Policy& policy) {
 
 }  // namespace
 
-std::string EncodeStep(std::span<const model::SequenceRows> batch) {
-  Header header{.magic = kMagic, .entries = static_cast<uint32_t>(batch.size())};
+std::string EncodeStep(std::span<const model::SequenceRows> batch, uint32_t expert_change) {
+  Header header{.magic = kMagic,
+                .expert_change = expert_change,
+                .entries = static_cast<uint32_t>(batch.size())};
   std::vector<const moe::Policy*> policies;
   std::vector<Entry> entries;
   for (const model::SequenceRows& sequence : batch) {
@@ -102,6 +105,7 @@ absl::StatusOr<StepPlan> StepPlan::Decode(std::string_view bytes) {
   std::vector<Header> header;
   if (!Take(bytes, 1, header) || header[0].magic != kMagic) return wrong("another beginning");
   StepPlan plan;
+  plan.expert_change_ = header[0].expert_change;
   std::vector<Entry> entries;
   if (!Take(bytes, header[0].policies, plan.policies_) ||
       !Take(bytes, header[0].entries, entries) || !Take(bytes, header[0].tokens, plan.tokens_) ||

@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/panel_items.h"
 #include "kernels/moe/expert_ffn_backends.h"
+#include "kernels/moe/order_free_sum.h"
 
 namespace lynx::kernels {
 namespace {
@@ -28,6 +29,7 @@ bool HasShape(const Matrix& matrix, int64_t out, int64_t in, DType dtype) {
 }
 
 absl::Status ValidateOnDevice(const ExpertFfnArgs& args) {
+  if (args.sums != nullptr) return absl::UnimplementedError("ExpertFfn: sums on a GPU");
   constexpr int64_t kAlignment = 16;  // Of loads.
   constexpr int64_t kMaxExperts = 1024;
   constexpr int64_t kMaxSize = int64_t{1} << 30;
@@ -173,6 +175,19 @@ void MultiplyExperts(const ExpertFfnArgs& args, const ExpertFfnWorkspace& worksp
   });
 }
 
+// As CombineRanks, to args.sums.
+void SumRanks(const ExpertFfnArgs& args, const float* outer, int64_t stride, int64_t begin,
+              int64_t end) {
+  for (int64_t i = begin * args.top_k; i < end * args.top_k; ++i) {
+    if (args.ids[i] == kNoExpert) continue;
+    const double weight = args.scale_input ? 1 : double{args.weights[i]};
+    const float* rank = outer + i * stride;
+    double* sums = args.sums + i / args.top_k * args.hidden;
+    // The product of two floats is exact.
+    for (int64_t h = 0; h < args.hidden; ++h) sums[h] += ToSummand(weight * double{rank[h]});
+  }
+}
+
 void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const ExecContext& ctx) {
   GroupByExpert(args, workspace);
   GatherRows(args, workspace, ctx);
@@ -225,7 +240,7 @@ void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const Ex
         }
       });
 
-  const auto combine = internal::CombineRanksFor(ctx.isa);
+  const auto combine = args.sums == nullptr ? internal::CombineRanksFor(ctx.isa) : SumRanks;
   const int64_t per_item =
       std::max<int64_t>(1, kCopyItemBytes / Bytes(args.top_k * args.hidden, DType::kF32));
   ForEach(ctx, (args.rows + per_item - 1) / per_item, [&](int64_t item) {

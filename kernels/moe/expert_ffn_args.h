@@ -20,6 +20,10 @@ namespace lynx::kernels {
 // layer is one expert with weight 1. Rows of x are as in GemmArgs.
 //
 // An id of kNoExpert adds nothing.
+//
+// With `sums` what is added goes there in place of y, each weighted output of an expert by
+// ToSummand() of its own (order_free_sum.h): so it does not matter which call computes which
+// expert.
 inline constexpr int32_t kNoExpert = -1;
 
 struct ExpertFfnArgs {
@@ -28,6 +32,7 @@ struct ExpertFfnArgs {
   const int32_t* ids = nullptr;            // [rows, top_k], each in [0, expert_count) or kNoExpert
   const float* weights = nullptr;          // [rows, top_k]
   float* y = nullptr;                      // [rows, hidden], rows y_stride elements apart
+  double* sums = nullptr;                  // [rows, hidden], or null
   int64_t rows = 0;                        // >= 0; 0 is a no-op
   int64_t hidden = 0;                      // > 0
   int64_t intermediate = 0;                // > 0

@@ -4,6 +4,7 @@
 #include "kernels/core/float_convert.h"
 #include "kernels/gemm/gemm_ref.h"
 #include "kernels/moe/expert_ffn_backends.h"
+#include "kernels/moe/order_free_sum.h"
 
 namespace lynx::kernels::internal {
 
@@ -51,9 +52,12 @@ void ExpertFfnReference(const ExpertFfnArgs& args) {
         for (int64_t i = 0; i < args.intermediate; ++i) {
           down += inner[static_cast<size_t>(i)] * WeightAt(expert.down, h, i);
         }
-        total[static_cast<size_t>(h)] += (args.scale_input ? 1 : weight) * down;
+        const double weighted = (args.scale_input ? 1 : weight) * down;
+        if (args.sums != nullptr) args.sums[r * args.hidden + h] += ToSummand(weighted);
+        total[static_cast<size_t>(h)] += weighted;
       }
     }
+    if (args.sums != nullptr) continue;
     for (int64_t h = 0; h < args.hidden; ++h) {
       float& y = args.y[r * args.y_stride + h];
       y = static_cast<float>(y + total[static_cast<size_t>(h)]);

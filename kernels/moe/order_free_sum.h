@@ -8,7 +8,7 @@ namespace lynx::kernels {
 
 // Sums that have the same bits however what is added is ordered and grouped, over ranks or within
 // them: summands are multiples of a quantum, and so few and small that sums of double are exact.
-inline constexpr double kSummandQuantum = 0x1p-30;  // An eighth of a float's step at 2^-3.
+inline constexpr double kSummandQuantum = 0x1p-30;  // A float's step at 2^-7.
 inline constexpr double kSummandLimit = 0x1p16;
 inline constexpr int64_t kMostSummands = 128;  // times the limit, over the quantum: 2^53.
 

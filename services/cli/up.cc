@@ -44,6 +44,7 @@ struct UpConfig {
   int32_t prefill_ep = 1;
   int32_t decode_tp = 1;
   int32_t decode_ep = 1;
+  int32_t decode_ep_spare = 0;
   std::string host = "127.0.0.1";
   int32_t port = 8080;
   int32_t threads = 0;
@@ -155,7 +156,8 @@ class LocalCluster {
             "--kv-dtype",
             config_.kv_dtype};
         if (decodes) {
-          argv.insert(argv.end(), {"--role", role, "--lynx-policy", config_.lynx_policy});
+          argv.insert(argv.end(), {"--role", role, "--lynx-policy", config_.lynx_policy,
+                                   "--ep-spare", absl::StrCat(config_.decode_ep_spare)});
         }
         if (own_cores) {
           const auto first = next_cpu;
@@ -288,6 +290,8 @@ int RunUp(int argc, const char* const* argv) {
   flags.AddInt("decode-tp", &config.decode_tp, {1, 64}, "ranks of each decode node");
   flags.AddInt("decode-ep", &config.decode_ep, {1, 64},
                "parts that a decode node's experts are dealt out to its ranks in");
+  flags.AddInt("decode-ep-spare", &config.decode_ep_spare, {0, 65536},
+               "experts of each layer that a decode node's ranks hold beyond their part");
   flags.AddString("host", &config.host, "address the router listens on");
   flags.AddInt("port", &config.port, {0, 65535}, "port the router listens on; 0 picks a free one");
   flags.AddInt("threads", &config.threads, {0, 4096},

@@ -24,6 +24,7 @@
 #include "gtest/gtest.h"
 #include "kernels/core/isa.h"
 #include "tests/support/golden_fixture.h"
+#include "tests/support/moving_experts.h"
 #include "tests/support/rank_group_runner.h"
 #include "tests/support/status_matchers.h"
 
@@ -39,6 +40,7 @@ using ::lynx::testing::kGoldenBoundF32;
 using ::lynx::testing::kGoldenDivergenceBf16;
 using ::lynx::testing::kGoldenVariants;
 using ::lynx::testing::LoadGoldenFixture;
+using ::lynx::testing::MovingExpertsRunner;
 using ::lynx::testing::RankGroupRunner;
 
 constexpr char kDemoFixture[] = "tests/golden/lynx-tiny-moe";
@@ -200,8 +202,10 @@ class GoldenRanksTest : public ::testing::TestWithParam<const char*> {
   std::string base() const { return GoldenVariantPath(GetParam()); }
   void ForEachLayout(DType dtype, const std::function<void(ModelRunner& runner)>& body) {
     int layouts = 0;
-    for (const auto& [tp, ep] : {std::pair{2, 1}, {2, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 4}}) {
-      SCOPED_TRACE("tp " + std::to_string(tp) + " ep " + std::to_string(ep));
+    for (const auto& [tp, ep, spare] :
+         {std::tuple{2, 1, 0}, {2, 2, 0}, {3, 3, 0}, {4, 1, 0}, {4, 2, 0}, {4, 4, 0}, {2, 2, 1}}) {
+      SCOPED_TRACE("tp " + std::to_string(tp) + " ep " + std::to_string(ep) + " spare " +
+                   std::to_string(spare));
       const RunnerOptions options = {.model_dir = base(),
                                      .compute_dtype = dtype,
                                      .kv_dtype = dtype,
@@ -209,7 +213,7 @@ class GoldenRanksTest : public ::testing::TestWithParam<const char*> {
                                      .max_step_rows = kMaxRows,
                                      .max_step_logits = kMaxRows,
                                      .threads = 1,
-                                     .layout = {.tp = tp, .dp = 1, .ep = ep}};
+                                     .layout = {.tp = tp, .dp = 1, .ep = ep, .ep_spare = spare}};
       const auto runner = RankGroupRunner::Load(options);
       EXPECT_EQ(runner.status(), CheckLayout(LoadModelSpec(base()).value(), options.layout));
       if (!runner.ok()) continue;
@@ -436,6 +440,34 @@ TEST(RanksExactnessTest, LogitsAndKvBitsDependOnTheSequenceAlone) {
       EXPECT_TRUE(RunSequence(**runner, tokens, schedule) == whole)
           << "chunks of " << schedule.chunk << " with " << schedule.companions << " companions";
     }
+  }
+}
+
+// Nor on which ranks hold the experts, of every kind and from every form of file.
+TEST_P(GoldenRanksTest, ExpertsThatMoveChangeNoBit) {
+  for (const auto& [tp, ep] : {std::pair{2, 2}, {4, 2}}) {
+    const RunnerOptions options = {.model_dir = base(),
+                                   .compute_dtype = DType::kBf16,
+                                   .kv_dtype = DType::kBf16,
+                                   .kv_blocks = kKvBlocks * kMostGroups,
+                                   .max_step_rows = kMaxRows,
+                                   .max_step_logits = kMaxRows,
+                                   .threads = 1,
+                                   .layout = {.tp = tp, .dp = 1, .ep = ep, .ep_spare = 1}};
+    if (!CheckLayout(LoadModelSpec(base()).value(), options.layout).ok()) continue;
+    std::vector<TokenId> tokens;
+    for (const GoldenPrompt& prompt : LoadGoldenFixture(base())) {
+      tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
+    }
+    tokens.resize(std::min<size_t>(tokens.size(), 14));
+    auto ranks = RankGroupRunner::Load(options);
+    ASSERT_THAT(ranks, IsOk());
+    const Trace still =
+        RunSequence(**ranks, tokens, {.chunk = static_cast<int32_t>(tokens.size())});
+    MovingExpertsRunner moving(**ranks, /*seed=*/3);
+    EXPECT_TRUE(RunSequence(moving, tokens, {.chunk = 1, .decode = true, .companions = 3}) == still)
+        << "tp " << tp;
+    EXPECT_GT(moving.moved(), 10);
   }
 }
 

@@ -28,6 +28,7 @@ class RankGroupRunner final : public model::ModelRunner {
   const std::string& numeric_class() const override { return ranks_[0]->numeric_class(); }
   const std::string& compatibility_hash() const override { return ranks_[0]->compatibility_hash(); }
 
+  size_t size() const { return ranks_.size(); }
   model::ModelRunner& rank(size_t index) { return *ranks_[index]; }
 
  private:

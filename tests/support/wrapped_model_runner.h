@@ -18,6 +18,7 @@ class WrappedModelRunner : public model::ModelRunner {
 
   std::span<const float> logits() const override { return model_->logits(); }
   const model::StepStats& stats() const override { return model_->stats(); }
+  model::ExpertMover* expert_mover() override { return model_->expert_mover(); }
   const model::ModelSpec& spec() const override { return model_->spec(); }
   kv::KvArena& kv() override { return model_->kv(); }
   const std::string& numeric_class() const override { return model_->numeric_class(); }

@@ -25,6 +25,7 @@ void BindDecoder(const ModelSpec& spec, WeightBinder& binder, ModelWeights& weig
         binder.TakeMatrix("lm_head.weight", spec.vocab_size, spec.hidden_size, vocabulary);
   }
   for (int32_t i = 0; i < spec.layers; ++i) {
+    if (binder.Passes(i)) continue;
     bind_layer(spec.feed_forward[static_cast<size_t>(i)], absl::StrCat("model.layers.", i, "."),
                weights.layers.emplace_back());
   }

@@ -4,15 +4,22 @@
 #include <chrono>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "common/model/expert_mover.h"
+#include "common/model/shard_plan.h"
+#include "common/moe/expert_history.h"
 #include "common/moe/expert_placement.h"
 #include "common/moe/planner.h"
 #include "common/moe/routing_plan.h"
+#include "common/moe/slot_change.h"
 #include "services/cli/bench/quantile.h"
 
 namespace lynx::cli {
 namespace {
+
+constexpr double kLeastGain = 0.03;  // The default of --ep-rebalance-gain.
 
 // Plans of replayed steps.
 class Replay {
@@ -26,15 +33,17 @@ class Replay {
         plan_(rows, experts, top_k),
         planner_(rows, experts, top_k) {}
 
-  // A null policy is exact.
-  const moe::RoutingPlan& Plan(int64_t step, int64_t layer, const moe::Policy* policy) {
+  // A null policy is exact; without a placement it knows of no ranks.
+  const moe::RoutingPlan& Plan(int64_t step, int64_t layer, const moe::Policy* policy,
+                               const moe::ExpertPlacement* placement = nullptr) {
     ComposeRouterLogits(traces_, experts_, rows_, step * traces_.layers + layer, logits_);
     const std::vector<const moe::Policy*> policies(static_cast<size_t>(rows_), policy);
     planner_.MakePlan({.logits = logits_,
                        .rows = rows_,
                        .experts = experts_,
                        .top_k = top_k_,
-                       .policies = policies},
+                       .policies = policies,
+                       .placement = placement},
                       plan_);
     return plan_;
   }
@@ -79,6 +88,22 @@ int32_t MostOfSplit(const moe::RoutingPlan& plan, const moe::ExpertPlacement& pl
   return static_cast<int32_t>(most);
 }
 
+// Slots as they are once experts have moved as long as that gains enough, by the history of steps
+// under the policy.
+moe::ExpertSlots Serve(moe::ExpertSlots slots, Replay& replay, int64_t layer, int64_t steps,
+                       int32_t experts, const moe::Policy* policy) {
+  moe::ExpertHistory history(1, experts);
+  for (int64_t step = 0; step < steps; ++step) {
+    const moe::ExpertPlacement placement = moe::PlacementOf(slots, experts);
+    history.Record(0, replay.Plan(step, layer, policy, &placement).active());
+  }
+  const moe::ExpertHistory::Layer counted = history.Get(0);
+  while (auto change = moe::PlanSlots(slots, counted, model::ExpertMover::kMostNew, kLeastGain)) {
+    slots = std::move(change->slots);
+  }
+  return slots;
+}
+
 int32_t Share(size_t experts, int32_t ranks) {
   return (static_cast<int32_t>(experts) + ranks - 1) / ranks;
 }
@@ -98,7 +123,18 @@ PlacementCount CountPlacements(const RouterTraces& traces, const moe::Policy& po
   std::vector<double> times;
   moe::ReplicaChooser chooser(experts, ep);
   const moe::ExpertPlacement even = moe::PlaceEvenly(experts, ep);
+  moe::Policy balanced = policy;
+  balanced.ep_balance = std::max(0.0, policy.ep_balance);
+  const moe::ExpertSlots first =
+      model::FirstExperts(experts, {.tp = ep, .ep = ep, .ep_spare = spare});
+  const moe::ExpertPlacement first_placement = moe::PlacementOf(first, experts);
+  const auto served_by = [&](int64_t layer, const moe::Policy* used) {
+    return moe::PlacementOf(Serve(first, replay, layer, half, experts, used), experts);
+  };
   for (int64_t layer = 0; layer < traces.layers; ++layer) {
+    const moe::ExpertPlacement exact_served = served_by(layer, nullptr);
+    const moe::ExpertPlacement policy_served = served_by(layer, &policy);
+    const moe::ExpertPlacement balanced_served = served_by(layer, &balanced);
     const std::vector<int64_t> tokens = CountTokens(history, layer, half, experts);
     const moe::ExpertPlacement by_tokens =
         moe::PlaceByCost(std::vector<double>(tokens.begin(), tokens.end()), shape);
@@ -119,15 +155,25 @@ PlacementCount CountPlacements(const RouterTraces& traces, const moe::Policy& po
       times.push_back(
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
               .count());
+      count.first += most(first_placement, exact.active());
+      count.served += most(exact_served, exact.active());
+      for (const auto& [placement, sum] : {std::pair(&first_placement, &count.balanced_first),
+                                           std::pair(&balanced_served, &count.balanced_served)}) {
+        *sum += replay.Plan(step, layer, &balanced, placement).stats().rank_experts;
+      }
       const moe::RoutingPlan& remapped = replay.Plan(step, layer, &policy);
       count.policy_least += Share(remapped.active().size(), ep);
       count.policy_even += most(even, remapped.active());
       count.policy_by_activity += most(by_activity, remapped.active());
+      count.policy_first += most(first_placement, remapped.active());
+      count.policy_served += most(policy_served, remapped.active());
     }
   }
   const auto plans = static_cast<double>(half * traces.layers);
   for (double* sum : {&count.least, &count.even, &count.by_tokens, &count.split, &count.by_activity,
-                      &count.policy_least, &count.policy_even, &count.policy_by_activity}) {
+                      &count.policy_least, &count.policy_even, &count.policy_by_activity,
+                      &count.first, &count.served, &count.policy_first, &count.policy_served,
+                      &count.balanced_first, &count.balanced_served}) {
     *sum /= plans;
   }
   count.choose_us = Median(times);

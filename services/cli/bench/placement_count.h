@@ -20,6 +20,11 @@ struct PlacementCount {
   double policy_least = 0;
   double policy_even = 0;
   double policy_by_activity = 0;
+  // As served: slots of the start, and as experts have moved from there by the history of steps of
+  // that batch under the same plans. The third under the policy with ep_balance.
+  double first = 0, served = 0;
+  double policy_first = 0, policy_served = 0;
+  double balanced_first = 0, balanced_served = 0;
   double choose_us = 0;  // Time to choose among copies, median of the exact steps.
 };
 

@@ -302,6 +302,18 @@ void PrintTable(const PlannerBenchConfig& config, const RouterTraces& traces,
         c.least, c.even, c.by_tokens, c.split, c.by_activity, c.policy_least, c.policy_even,
         c.policy_by_activity, c.choose_us);
   }
+  if (!placements.empty()) {
+    out << "the same as served: by the slots of the start, and as experts move from there\n"
+        << absl::StrFormat("%9s %6s %4s %6s %8s %8s %8s %8s %8s %8s\n", "N x k", "batch", "ep",
+                           "spare", "exact", "moved", "policy", "moved", "balanced", "moved");
+  }
+  for (const PlacementRow& row : placements) {
+    const PlacementCount& c = row.count;
+    out << absl::StrFormat("%9s %6d %4d %6d %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n",
+                           absl::StrCat(row.shape.experts, "x", row.shape.top_k), row.batch, row.ep,
+                           row.spare, c.first, c.served, c.policy_first, c.policy_served,
+                           c.balanced_first, c.balanced_served);
+  }
   for (const LayerRow& row : layers) {
     out << absl::StrFormat(
         "one layer shaped as %s, batch %d, context %d, %d threads: %.2f ms; its plan takes %.3f %% "
@@ -357,6 +369,12 @@ void PrintJson(const PlannerBenchConfig& config, const RouterTraces& traces,
                                   {"policy_least", row.count.policy_least},
                                   {"policy_even", row.count.policy_even},
                                   {"policy_by_activity", row.count.policy_by_activity},
+                                  {"first", row.count.first},
+                                  {"served", row.count.served},
+                                  {"policy_first", row.count.policy_first},
+                                  {"policy_served", row.count.policy_served},
+                                  {"balanced_first", row.count.balanced_first},
+                                  {"balanced_served", row.count.balanced_served},
                                   {"choose_us", row.count.choose_us}});
   }
   for (const LayerRow& row : layers) {

@@ -34,6 +34,8 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
   flags.AddInt("dp", &layout.dp, {0, model::kMaxRanks},
                "replicas of these with sequences of their own; 0 takes as many as --ep needs");
   flags.AddInt("ep", &layout.ep, {1, model::kMaxRanks}, "parts that the experts are split into");
+  flags.AddInt("ep-spare", &layout.ep_spare, {0, 65536},
+               "experts of each layer that a rank holds beyond its part, as copies of others");
   flags.AddBool("json", &as_json, "print JSON");
   const absl::StatusOr<config::ParseOutcome> parsed = flags.Parse(argc, argv);
   if (!parsed.ok() || (*parsed == config::ParseOutcome::kRun && model.empty())) {
@@ -56,7 +58,8 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
   }
   std::optional<RankPlan> ranks;
   if (layout.dp == 0) layout.dp = std::max(1, layout.ep / layout.tp);
-  if ((layout.world() > 1 || layout.ep > 1) && inspection->spec.has_value()) {
+  if ((layout.world() > 1 || layout.ep > 1 || layout.ep_spare > 0) &&
+      inspection->spec.has_value()) {
     absl::StatusOr<RankPlan> plan = PlanRanks(*inspection, layout);
     if (!plan.ok()) {
       err << "lynx inspect: " << plan.status().message() << "\n";

@@ -75,6 +75,26 @@ TEST_P(CommunicatorTest, SumsAreAddedInTheOrderOfRanksWhateverTheirNumber) {
   }
 }
 
+TEST_P(CommunicatorTest, SumsOfDoublesHaveTheSameOrder) {
+  Make();
+  for (const size_t count : {0u, 1u, 7u, 4096u, 4097u, 50'001u}) {
+    std::vector<double> expected(count);
+    for (int rank = 0; rank < size(); ++rank) {
+      const std::vector<float> values = Values(rank, count);
+      for (size_t i = 0; i < count; ++i) {
+        expected[i] = rank == 0 ? values[i] / 3.0 : expected[i] + values[i] / 3.0;
+      }
+    }
+    OnEach([&](Communicator& ranks) {
+      std::vector<double> values;
+      for (const float value : Values(ranks.rank(), count)) values.push_back(value / 3.0);
+      ASSERT_THAT(ranks.AllReduceSum(values), IsOk());
+      EXPECT_TRUE(count == 0 || std::memcmp(values.data(), expected.data(), count * 8) == 0)
+          << count << " values at rank " << ranks.rank();
+    });
+  }
+}
+
 TEST_P(CommunicatorTest, ScattersTheSameSums) {
   Make();
   for (const size_t part : {0u, 1u, 5u, 5000u}) {

@@ -3,16 +3,21 @@
 #include "common/node/node_ranks.h"
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/metrics_sum.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/told_status.h"
 #include "tests/support/wrapped_model_runner.h"
 
@@ -59,10 +64,13 @@ class TestNode {
   struct Changes {
     int32_t kv_blocks_of_last = kBlocks;
     int32_t last_fails_from = 1 << 30;  // In this step.
+    int32_t spare = 0;
+    PlacementOptions placement = {};
+    std::string model_of_last = {};
   };
   TestNode(int32_t tp, int32_t ep) : TestNode(tp, ep, Changes{}) {}
   TestNode(int32_t tp, int32_t ep, const Changes& changes) {
-    const model::ParallelLayout layout{.tp = tp, .ep = ep};
+    const model::ParallelLayout layout{.tp = tp, .ep = ep, .ep_spare = changes.spare};
     if (tp == 1) {
       runner_ = model::ModelRunner::Load(RunnerOptions()).value();
       return;
@@ -76,7 +84,7 @@ class TestNode {
         followed_[static_cast<size_t>(rank)] = Follow(rank, layout, last ? changes : Changes{});
       });
     }
-    status_ = Lead(layout);
+    status_ = Lead(layout, changes.placement);
   }
   ~TestNode() { End(); }
   // In good order, or of what the leader has failed with; afterwards how the others ended.
@@ -106,14 +114,14 @@ class TestNode {
               reason->Set(why);
             }};
   }
-  absl::Status Lead(const model::ParallelLayout& layout) {
+  absl::Status Lead(const model::ParallelLayout& layout, const PlacementOptions& placement) {
     if (const absl::Status joined = leader_->Join("the same", nullptr); !joined.ok()) return joined;
     model::RunnerOptions options = RunnerOptions();
     options.layout = layout;
     options.ranks = leader_->communicator();
     auto own = model::ModelRunner::Load(options);
     if (!own.ok()) return own.status();
-    auto all = leader_->Lead(*std::move(own));
+    auto all = leader_->Lead(*std::move(own), placement);
     if (!all.ok()) return all.status();
     runner_ = *std::move(all);
     return absl::OkStatus();
@@ -128,6 +136,7 @@ class TestNode {
     options.layout = layout;
     options.ranks = (*ranks)->communicator();
     options.kv_blocks = changes.kv_blocks_of_last;
+    if (!changes.model_of_last.empty()) options.model_dir = changes.model_of_last;
     auto own = model::ModelRunner::Load(options);
     if (!own.ok()) return own.status();
     FailingRunner runner(*std::move(own), changes.last_fails_from);
@@ -187,6 +196,81 @@ TEST(NodeRanksTest, GreedyTokensAreThoseOfASingleRank) {
     EXPECT_EQ(Generate(node.runner()), tokens);
     for (const absl::Status& followed : node.End()) EXPECT_THAT(followed, IsOk());
   }
+}
+
+// Every logit of a sequence, bit by bit.
+std::vector<float> LogitsOf(model::ModelRunner& runner) {
+  std::vector<float> all;
+  const auto add = [&] { all.insert(all.end(), runner.logits().begin(), runner.logits().end()); };
+  EXPECT_THAT(Prefill(runner), IsOk());
+  add();
+  for (int32_t i = 0; i < 20; ++i) {
+    const TokenId last = Best(runner.logits());
+    const model::SequenceRows rows{.tokens = {&last, 1},
+                                   .start = static_cast<int32_t>(kPrompt.size()) + i,
+                                   .blocks = kTable,
+                                   .logits_rows = 1,
+                                   .decode = true};
+    EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
+    add();
+  }
+  return all;
+}
+
+// Goes by what steps needed as often as it can, and changes what is no worse.
+PlacementOptions Restless(PlacementMetrics& metrics) {
+  return {.interval = absl::Milliseconds(1), .least_gain = 0, .metrics = &metrics};
+}
+
+double Count(const telemetry::Registry& registry, const std::string& result) {
+  return testing::MetricsSum(registry.Render(),
+                             "lynx_moe_placement_changes_total{result=\"" + result + "\"}");
+}
+
+TEST(NodeRanksTest, ExpertsMoveBetweenStepsAndNoBitNotices) {
+  for (const auto& [tp, ep, spare] : {std::tuple{2, 2, 1}, {4, 4, 2}, {4, 2, 1}}) {
+    SCOPED_TRACE(absl::StrCat("tp ", tp, " ep ", ep, " spare ", spare));
+    TestNode fixed(tp, ep, {.spare = spare});
+    ASSERT_THAT(fixed.status(), IsOk());
+    const std::vector<float> undisturbed = LogitsOf(fixed.runner());
+
+    telemetry::Registry registry;
+    PlacementMetrics metrics(registry);
+    TestNode node(tp, ep, {.spare = spare, .placement = Restless(metrics)});
+    ASSERT_THAT(node.status(), IsOk());
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    while (Count(registry, "made") < 3) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      ASSERT_EQ(LogitsOf(node.runner()), undisturbed);
+    }
+    EXPECT_EQ(LogitsOf(node.runner()), undisturbed);
+    EXPECT_EQ(Count(registry, "dropped"), 0);
+    for (const absl::Status& followed : node.End()) EXPECT_THAT(followed, IsOk());
+  }
+}
+
+TEST(NodeRanksTest, WhatOneRankCannotReadMovesNowhere) {
+  testing::TempDir dir;
+  std::filesystem::copy(RunnerOptions().model_dir, dir.path() / "model",
+                        std::filesystem::copy_options::recursive);
+  TestNode fixed(2, 2, {.spare = 1});
+  const std::vector<float> undisturbed = LogitsOf(fixed.runner());
+  telemetry::Registry registry;
+  PlacementMetrics metrics(registry);
+  TestNode node(
+      2, 2, {.spare = 1, .placement = Restless(metrics), .model_of_last = dir.path() / "model"});
+  ASSERT_THAT(node.status(), IsOk());
+  for (const auto& file : std::filesystem::directory_iterator(dir.path() / "model")) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::filesystem::last_write_time(
+        file.path(), std::filesystem::file_time_type::clock::now() + std::chrono::seconds(1));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (Count(registry, "dropped") < 3) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    ASSERT_EQ(LogitsOf(node.runner()), undisturbed);
+  }
+  for (const absl::Status& followed : node.End()) EXPECT_THAT(followed, IsOk());
 }
 
 class StopAfter : public model::StepObserver {

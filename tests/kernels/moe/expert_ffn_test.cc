@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/moe/order_free_sum.h"
 #include "tests/support/cuda_emulation/emulated_context.h"
 #include "tests/support/cuda_emulation/emulator.h"
 #include "tests/support/kernel_test.h"
@@ -252,6 +253,72 @@ TEST_P(ExpertFfnTest, ClampsAddsBiasesAndScalesInputsByHand) {
   y = 100;
   ASSERT_TRUE(ExpertFfn(args, workspace, GetParam()).ok());
   EXPECT_NEAR(y, 100 + 5 * (0.5 / (1 + std::exp(-0.5)) * -2), 2e-5);
+}
+
+TEST_P(ExpertFfnTest, SumsHaveTheSameBitsWhoeverComputesWhichExpert) {
+  const Layer layer(37, 50, /*expert_count=*/9, DType::kBf16);
+  const Rows inputs(layer, 13, /*k=*/4);
+  const ActivationRows x(inputs.x, inputs.count, DType::kF32);
+  ExpertFfnWorkspace workspace = WorkspaceFor(layer, inputs);
+  const auto run = [&](const std::vector<int32_t>& ids, std::vector<double>& sums) {
+    return ExpertFfn({.x = x.data(),
+                      .experts = layer.weights.data(),
+                      .ids = ids.data(),
+                      .weights = inputs.weights.data(),
+                      .sums = sums.data(),
+                      .rows = inputs.count,
+                      .hidden = layer.hidden,
+                      .intermediate = layer.intermediate,
+                      .expert_count = layer.experts,
+                      .top_k = inputs.top_k,
+                      .x_stride = x.stride(),
+                      .y_stride = layer.hidden},
+                     workspace, GetParam());
+  };
+  if (GetParam().backend == Backend::kCuda) {
+    std::vector<double> sums(static_cast<size_t>(inputs.count * layer.hidden));
+    EXPECT_EQ(run(inputs.ids, sums).code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  // Added up over calls, each of which computes the experts that have its number.
+  const auto sums_of = [&](const std::vector<int32_t>& who, int32_t calls) {
+    std::vector<double> sums(static_cast<size_t>(inputs.count * layer.hidden));
+    for (int32_t call = calls; call-- > 0;) {
+      std::vector<int32_t> ids = inputs.ids;
+      for (int32_t& id : ids) {
+        if (who[static_cast<size_t>(id)] != call) id = kNoExpert;
+      }
+      std::vector<double> part(sums.size());
+      EXPECT_TRUE(run(ids, part).ok());
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += part[i];
+    }
+    return sums;
+  };
+  const std::vector<double> one = sums_of(std::vector<int32_t>(9, 0), 1);
+  EXPECT_EQ(sums_of({0, 1, 2, 0, 1, 2, 0, 1, 2}, 3), one);
+  EXPECT_EQ(sums_of({1, 1, 1, 1, 0, 0, 0, 0, 0}, 2), one);
+  // And they are what is added to y otherwise.
+  const auto y = Apply(layer, inputs, DType::kF32, GetParam());
+  for (size_t i = 0; i < one.size(); ++i) {
+    ASSERT_NEAR(inputs.y[i] + one[i], y[i], 1e-4) << i;
+  }
+}
+
+TEST(ToSummandTest, IsTheNearestMultipleAndNothingBeyondTheLimit) {
+  EXPECT_EQ(ToSummand(0), 0);
+  EXPECT_EQ(ToSummand(3.25), 3.25);
+  EXPECT_EQ(ToSummand(0x1.8p-30), 0x1p-29);  // Ties to even.
+  EXPECT_EQ(ToSummand(-0x1.8p-31), -0x1p-30);
+  EXPECT_EQ(ToSummand(0x0.8p-30), 0);
+  const double largest = std::nextafter(kSummandLimit, 0.0);
+  EXPECT_NEAR(ToSummand(-largest), -largest, kSummandQuantum);
+  EXPECT_TRUE(std::isnan(ToSummand(kSummandLimit)));
+  EXPECT_TRUE(std::isnan(ToSummand(-std::numeric_limits<double>::infinity())));
+  EXPECT_TRUE(std::isnan(ToSummand(std::numeric_limits<double>::quiet_NaN())));
+  // Nearly as many of the largest as there may be: one more of any size is still exact.
+  double sum = 0;
+  for (int64_t i = 1; i < kMostSummands; ++i) sum += ToSummand(largest);
+  EXPECT_EQ(sum + kSummandQuantum - sum, kSummandQuantum);
 }
 
 TEST_P(ExpertFfnTest, EveryKindOfExpertAgreesWithReference) {
