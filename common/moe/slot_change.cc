@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 namespace lynx::moe {
@@ -143,15 +144,23 @@ double MeanMost(const ExpertSlots& slots, int32_t experts,
   return static_cast<double>(sum) / static_cast<double>(steps.size());
 }
 
-std::optional<SlotChange> PlanSlots(const ExpertSlots& slots, const ExpertHistory::Layer& history,
-                                    int32_t most_new, double least_gain) {
-  SlotChange change{.slots = ImproveSlots(slots, history.share, most_new)};
-  if (change.slots == slots) return std::nullopt;
+SlotPlan PlanSlots(const ExpertSlots& slots, const ExpertHistory::Layer& history, int32_t most_new,
+                   double least_gain) {
+  SlotPlan plan;
+  const ExpertSlots* now = &slots;
+  std::vector<ExpertSlots> changes;
+  changes.reserve(kMostChanges);
+  while (changes.size() < kMostChanges) {
+    ExpertSlots better = ImproveSlots(*now, history.share, most_new);
+    if (better == *now) break;
+    now = &changes.emplace_back(std::move(better));
+  }
+  if (changes.empty()) return plan;
   const auto experts = static_cast<int32_t>(history.share.size());
-  change.before = MeanMost(slots, experts, history.recent);
-  change.after = MeanMost(change.slots, experts, history.recent);
-  if (change.after > (1 - least_gain) * change.before) return std::nullopt;
-  return change;
+  plan.before = MeanMost(slots, experts, history.recent);
+  plan.after = MeanMost(*now, experts, history.recent);
+  if (plan.after <= (1 - least_gain) * plan.before) plan.changes = std::move(changes);
+  return plan;
 }
 
 int32_t CountNew(const ExpertSlots& from, const ExpertSlots& to) {

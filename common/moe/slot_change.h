@@ -1,7 +1,7 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,16 +29,18 @@ ExpertSlots ImproveSlots(ExpertSlots slots, std::span<const double> cost, int32_
 double MeanMost(const ExpertSlots& slots, int32_t experts,
                 std::span<const std::vector<int32_t>> steps);
 
-// A change that is worth making.
-struct SlotChange {
-  ExpertSlots slots;
-  double before = 0;  // MeanMost() of the last steps,
-  double after = 0;   // and by these slots.
+// Changes of a layer's slots that are worth making, one after the other.
+struct SlotPlan {
+  std::vector<ExpertSlots> changes;  // None: the slots are good.
+  double before = 0;                 // MeanMost() of the last steps,
+  double after = 0;                  // and by the last of the changes.
 };
-// ImproveSlots() by how likely steps need an expert, where that saves the share `least_gain` of
-// what the fullest rank has, over the last steps of the history, which has some; else nothing.
-std::optional<SlotChange> PlanSlots(const ExpertSlots& slots, const ExpertHistory::Layer& history,
-                                    int32_t most_new, double least_gain);
+// ImproveSlots() by how likely steps need an expert, `most_new` experts to a rank at a time and up
+// to kMostChanges times, where all of that saves the share `least_gain` of what the fullest rank
+// has, over the last steps of the history, which has some.
+inline constexpr size_t kMostChanges = 8;
+SlotPlan PlanSlots(const ExpertSlots& slots, const ExpertHistory::Layer& history, int32_t most_new,
+                   double least_gain);
 
 // Experts that ranks would have to read: those of `to` that a rank does not hold in `from`.
 int32_t CountNew(const ExpertSlots& from, const ExpertSlots& to);

@@ -114,21 +114,37 @@ std::vector<ExpertPlacer::Planned> ExpertPlacer::Plan() {
   for (const int32_t layer : mover_.layers()) {
     const moe::ExpertHistory::Layer history = mover_.history().Get(layer);
     if (history.recent.size() < kLeastSteps) continue;
-    auto change = moe::PlanSlots(slots_[static_cast<size_t>(layer)], history,
-                                 model::ExpertMover::kMostNew, options_.least_gain);
-    if (change.has_value()) better.push_back({layer, *std::move(change)});
+    moe::SlotPlan plan = moe::PlanSlots(slots_[static_cast<size_t>(layer)], history,
+                                        model::ExpertMover::kMostNew, options_.least_gain);
+    if (!plan.changes.empty()) better.push_back({layer, std::move(plan)});
   }
   mover_.history().Age(kKeep);
   const auto saved = [](const Planned& planned) {
-    return planned.change.before - planned.change.after;
+    return planned.plan.before - planned.plan.after;
   };
   std::ranges::stable_sort(better, std::greater(), saved);
   return better;
 }
 
 bool ExpertPlacer::Make(const Planned& planned) {
-  const model::ExpertChange change{
-      .id = ++last_id_, .layer = planned.layer, .slots = planned.change.slots};
+  moe::ExpertSlots& slots = slots_[static_cast<size_t>(planned.layer)];
+  int32_t moved = 0;
+  for (const moe::ExpertSlots& next : planned.plan.changes) {
+    if (!Make(model::ExpertChange{.id = ++last_id_, .layer = planned.layer, .slots = next})) {
+      return false;
+    }
+    moved += moe::CountNew(slots, next);
+    slots = next;
+  }
+  telemetry::LogInfo("experts moved",
+                     {{"layer", absl::StrCat(planned.layer)},
+                      {"experts", absl::StrCat(moved)},
+                      {"fullest_before", absl::StrFormat("%.2f", planned.plan.before)},
+                      {"fullest_after", absl::StrFormat("%.2f", planned.plan.after)}});
+  return true;
+}
+
+bool ExpertPlacer::Make(const model::ExpertChange& change) {
   {
     MutexLock lock(mu_);
     if (stopping_) return false;
@@ -162,17 +178,11 @@ bool ExpertPlacer::Make(const Planned& planned) {
     while (ready_ != 0 && !stopping_) changed_.Wait(mu_);  // For a step, whenever there is one.
     if (ready_ != 0) return false;
   }
-  moe::ExpertSlots& slots = slots_[static_cast<size_t>(change.layer)];
-  const int32_t moved = moe::CountNew(slots, change.slots);
-  slots = change.slots;
+  const moe::ExpertSlots& slots = slots_[static_cast<size_t>(change.layer)];
+  const auto ranks_of_part = (others_.others() + 1) / std::ssize(slots);
   options_.metrics->made.Increment();
   options_.metrics->moved_bytes.Increment(static_cast<double>(
-      moved * mover_.expert_bytes() * ((others_.others() + 1) / std::ssize(slots))));
-  telemetry::LogInfo("experts moved",
-                     {{"layer", absl::StrCat(change.layer)},
-                      {"experts", absl::StrCat(moved)},
-                      {"fullest_before", absl::StrFormat("%.2f", planned.change.before)},
-                      {"fullest_after", absl::StrFormat("%.2f", planned.change.after)}});
+      moe::CountNew(slots, change.slots) * mover_.expert_bytes() * ranks_of_part));
   return true;
 }
 

@@ -54,12 +54,13 @@ class ExpertPlacer {
  private:
   struct Planned {
     int32_t layer = 0;
-    moe::SlotChange change;
+    moe::SlotPlan plan;
   };
   void Run() LYNX_EXCLUDES(mu_);
   std::vector<Planned> Plan();
-  // Whether it was made; otherwise it was given up.
-  bool Make(const Planned& planned) LYNX_EXCLUDES(mu_);
+  // Whether all of it was made; otherwise it was given up.
+  bool Make(const Planned& planned);
+  bool Make(const model::ExpertChange& change) LYNX_EXCLUDES(mu_);
   absl::Status AwaitOthers() LYNX_EXCLUDES(mu_);
 
   const PlacementOptions options_;

@@ -29,22 +29,28 @@ class Replay {
         experts_(experts),
         top_k_(top_k),
         rows_(rows),
-        logits_(static_cast<size_t>(rows) * static_cast<size_t>(experts)),
+        composed_(std::max(rows, static_cast<int32_t>(traces.sequences) / rows * rows)),
+        logits_(static_cast<size_t>(composed_) * static_cast<size_t>(experts)),
         plan_(rows, experts, top_k),
         planner_(rows, experts, top_k) {}
 
+  // Steps of other sequences at the same time.
+  int32_t groups() const { return composed_ / rows_; }
+
   // A null policy is exact; without a placement it knows of no ranks.
   const moe::RoutingPlan& Plan(int64_t step, int64_t layer, const moe::Policy* policy,
-                               const moe::ExpertPlacement* placement = nullptr) {
-    ComposeRouterLogits(traces_, experts_, rows_, step * traces_.layers + layer, logits_);
+                               const moe::ExpertPlacement* placement = nullptr, int32_t group = 0) {
+    ComposeRouterLogits(traces_, experts_, composed_, step * traces_.layers + layer, logits_);
+    const size_t size = logits_.size() / static_cast<size_t>(composed_ / rows_);
     const std::vector<const moe::Policy*> policies(static_cast<size_t>(rows_), policy);
-    planner_.MakePlan({.logits = logits_,
-                       .rows = rows_,
-                       .experts = experts_,
-                       .top_k = top_k_,
-                       .policies = policies,
-                       .placement = placement},
-                      plan_);
+    planner_.MakePlan(
+        {.logits = std::span(logits_).subspan(static_cast<size_t>(group) * size, size),
+         .rows = rows_,
+         .experts = experts_,
+         .top_k = top_k_,
+         .policies = policies,
+         .placement = placement},
+        plan_);
     return plan_;
   }
 
@@ -53,6 +59,7 @@ class Replay {
   const int32_t experts_;
   const int32_t top_k_;
   const int32_t rows_;
+  const int32_t composed_;  // Rows of all groups.
   std::vector<float> logits_;
   moe::RoutingPlan plan_;
   moe::Planner planner_;
@@ -89,19 +96,22 @@ int32_t MostOfSplit(const moe::RoutingPlan& plan, const moe::ExpertPlacement& pl
 }
 
 // Slots as they are once experts have moved as long as that gains enough, by the history of steps
-// under the policy.
-moe::ExpertSlots Serve(moe::ExpertSlots slots, Replay& replay, int64_t layer, int64_t steps,
+// under the policy, in which all traced sequences have a part.
+moe::ExpertSlots Serve(moe::ExpertSlots slots, Replay& history, int64_t layer, int64_t steps,
                        int32_t experts, const moe::Policy* policy) {
-  moe::ExpertHistory history(1, experts);
+  moe::ExpertHistory counted(1, experts);
+  const moe::ExpertPlacement placement = moe::PlacementOf(slots, experts);
   for (int64_t step = 0; step < steps; ++step) {
-    const moe::ExpertPlacement placement = moe::PlacementOf(slots, experts);
-    history.Record(0, replay.Plan(step, layer, policy, &placement).active());
+    for (int32_t group = 0; group < history.groups(); ++group) {
+      counted.Record(0, history.Plan(step, layer, policy, &placement, group).active());
+    }
   }
-  const moe::ExpertHistory::Layer counted = history.Get(0);
-  while (auto change = moe::PlanSlots(slots, counted, model::ExpertMover::kMostNew, kLeastGain)) {
-    slots = std::move(change->slots);
+  for (;;) {
+    const moe::SlotPlan plan =
+        moe::PlanSlots(slots, counted.Get(0), model::ExpertMover::kMostNew, kLeastGain);
+    if (plan.changes.empty()) return slots;
+    slots = plan.changes.back();
   }
-  return slots;
 }
 
 int32_t Share(size_t experts, int32_t ranks) {

@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // The cost of the fullest rank, copies of an expert sharing its cost.
@@ -89,16 +90,29 @@ TEST(MeanMostTest, IsOfTheBestChoiceInEachStep) {
 TEST(PlanSlotsTest, ChangesOnlyWhereTheLastStepsWouldHaveGained) {
   const ExpertSlots slots = {{0, 1}, {2, 3}};
   ExpertHistory::Layer history{.steps = 4, .share = {1, 1, 0.5, 0}, .recent = {{0, 1}, {0, 1, 2}}};
-  const auto change = PlanSlots(slots, history, 1, 0.25);
-  ASSERT_TRUE(change.has_value());
-  EXPECT_EQ(change->before, 2);
-  EXPECT_EQ(change->after, 1.5);
-  EXPECT_FALSE(PlanSlots(slots, history, 1, 0.26).has_value());
+  const SlotPlan plan = PlanSlots(slots, history, 1, 0.25);
+  ASSERT_THAT(plan.changes, SizeIs(1));
+  EXPECT_EQ(CountNew(slots, plan.changes[0]), 2);
+  EXPECT_EQ(plan.before, 2);
+  EXPECT_EQ(plan.after, 1.5);
+  EXPECT_THAT(PlanSlots(slots, history, 1, 0.26).changes, IsEmpty());
   // Long ago it would have; not any more.
   history.recent = {{0, 2}, {1, 2}};
-  EXPECT_FALSE(PlanSlots(slots, history, 1, 0.01).has_value());
+  EXPECT_THAT(PlanSlots(slots, history, 1, 0.01).changes, IsEmpty());
   history.share = {0.5, 0.5, 0.5, 0.5};
-  EXPECT_FALSE(PlanSlots(slots, history, 1, 0).has_value());
+  EXPECT_THAT(PlanSlots(slots, history, 1, 0).changes, IsEmpty());
+}
+
+TEST(PlanSlotsTest, GetsThereByFewExpertsAtATime) {
+  // Everything that is needed is on one rank.
+  const ExpertSlots slots = {{0, 1, 2, 3, 4, 5}, {6, 7, 8, 9, 10, 11}};
+  const ExpertHistory::Layer history{
+      .steps = 1, .share = {1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}, .recent = {{0, 1, 2, 3, 4, 5}}};
+  const SlotPlan plan = PlanSlots(slots, history, 2, 0.5);
+  ASSERT_THAT(plan.changes, SizeIs(2));
+  EXPECT_EQ(CountNew(slots, plan.changes[0]), 4);
+  EXPECT_EQ(CountNew(plan.changes[0], plan.changes[1]), 2);
+  EXPECT_EQ(plan.after, 3);
 }
 
 TEST(ExpertHistoryTest, OldStepsCountLess) {
