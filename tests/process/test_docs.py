@@ -46,7 +46,8 @@ def test_every_row_of_the_failure_model_names_tests_that_exist():
     exist = {f"{suite}.{name}" for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", sources, re.M)}
     exist |= {f"{path.name}::{name}" for path in (ROOT / "tests/process").rglob("test_*.py")
               for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
-    rows = [row for row in page.split("\n## Events\n")[1].splitlines() if row.startswith("| ")][1:]
+    events = page.split("\n## Events\n")[1].split("\n## ")[0]
+    rows = [row for row in events.splitlines() if row.startswith("| ")][1:]
     assert len(rows) > 15
     for row in rows:
         assert re.search(r"`[\w.]+(?:::|\.)\w+`", row.split("|")[-2]), row
