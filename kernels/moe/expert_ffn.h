@@ -57,6 +57,7 @@ class ExpertFfnWorkspace {
 //
 //   InvalidArgument    args breaks a bound above or exceeds the workspace; y is untouched.
 //   ResourceExhausted  on a GPU: the scratch memory does not do.
+//   Unimplemented      on a GPU: sums.
 //   Unavailable        this machine cannot run ctx.
 absl::Status ExpertFfn(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace,
                        const ExecContext& ctx);

@@ -392,6 +392,16 @@ TEST(InspectTest, RanksShareTheModel) {
   EXPECT_THAT(text.out, AllOf(HasSubstr("4: attention TP 2 x DP 2, experts EP 4 x TP 1"),
                               HasSubstr("query heads 16-31, KV heads 2-3, experts 96-127 "
                                         "(columns 0-767), vocabulary 75968-151935; ")));
+  // A spare slot of each of the 48 layers.
+  const Json spare = Json::parse(
+      Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4", "--ep-spare=1", "--json"}).out)["parallel"];
+  EXPECT_EQ(spare["ranks"][3]["experts"].size(), 33u);
+  EXPECT_NEAR(spare["ranks"][3]["weight_bytes"].get<double>() -
+                  parallel["ranks"][3]["weight_bytes"].get<double>(),
+              experts / 128, 1e5);
+  const Outcome many = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=2", "--ep-spare=65"});
+  EXPECT_EQ(many.status, 1);
+  EXPECT_THAT(many.err, HasSubstr("ep-spare 65 is not in [0, 64], of 128 experts in 2 parts"));
   const Outcome odd = Inspect({"qwen3-30b-a3b", "--tp=3"});
   EXPECT_EQ(odd.status, 1);
   EXPECT_THAT(odd.err, HasSubstr("32 query heads cannot be split over tp 3"));
