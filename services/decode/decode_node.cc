@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/node/group_status.h"
+#include "common/node/request_log.h"
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
@@ -196,6 +197,7 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
   ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
   control_.Send(router, std::move(reply));
+  node::LogTaken("room granted", id, request.names());
 }
 
 // What the grant holds goes back and comes again as a preempted sequence's does: nobody else is
@@ -244,6 +246,7 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
       loop_.Now() + std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
   scheduler_.AddPrompt(id, tokens, stream->sequence->params().prompt_logprobs, claim);
   streams_.emplace(id, *std::move(stream));
+  node::LogTaken("prompt taken", id, request.names());
   MaybeStep();
 }
 

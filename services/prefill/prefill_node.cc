@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/model/model_spec.h"
 #include "common/node/group_status.h"
+#include "common/node/request_log.h"
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
@@ -180,6 +181,7 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     Fail(it->second, absl::DeadlineExceededError("the prompt was not handed off in time"));
     EraseIfDone(id);
   });
+  node::LogTaken("prompt taken", id, request.names());
   MaybeStep();
 }
 

@@ -152,15 +152,22 @@ def keyed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
-def test_keys_and_limits_pass_through(kind, keyed, tmp_path):
+def test_keys_limits_and_traces_pass_through(kind, keyed, tmp_path):
     running = Gateway(kind, tmp_path, [keyed.router, keyed.router])
     try:
         status, answer = ask(running)
         assert status == 401 and json.loads(answer)["error"]["code"] == "invalid_api_key"
         assert ask(running, Authorization="Bearer sk-eve")[0] == 401
-        assert ask(running, Authorization="Bearer sk-ann")[0] == 200
+        assert ask(running, Authorization="Bearer sk-ann", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01",
+                   **{"X-Request-Id": f"through-{kind}"})[0] == 200
         request = urllib.request.Request(running.url("/v1/models"), headers={"Authorization": "Bearer sk-ann"})
         with urllib.request.urlopen(request, timeout=30) as response:
             assert response.headers["X-RateLimit-Limit-Requests"] == "1000"
     finally:
         running.stop()
+
+    def logged():
+        found = [json.loads(line) for line in keyed.router.log_path.read_text().splitlines() if f"through-{kind}" in line]
+        return [line["trace_id"] for line in found]
+
+    assert wait_for(logged, 30, "line of the request") == ["ab" * 16]

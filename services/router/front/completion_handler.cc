@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/base/status_macros.h"
+#include "common/base/trace_context.h"
 #include "common/base/utf8.h"
 #include "common/telemetry/log.h"
 #include "services/router/front/access_control.h"
@@ -27,6 +29,17 @@ constexpr std::string_view kDocumentPath = "/openapi.json";
 
 void AddHeaders(http::Headers more, http::Headers& headers) {
   std::move(more.begin(), more.end(), std::back_inserter(headers));
+}
+
+// One of our own, below the client's where it names just one.
+TraceContext SpanOf(const http::HttpRequest& request) {
+  std::optional<TraceContext> parent;
+  int given = 0;
+  for (const auto& [name, value] : request.headers) {
+    if (!http::EqualsIgnoreCase(name, "traceparent")) continue;
+    parent = ++given == 1 ? ParseTraceparent(value) : std::nullopt;
+  }
+  return NewSpan(parent);
 }
 
 // What is known at `path`; empty when nothing is.
@@ -161,6 +174,7 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
                                  std::shared_ptr<http::ResponseWriter> writer) {
   const absl::Time received = loop_.Now();
   const std::shared_ptr<KeyUsage> usage = UsageOf(request);
+  const TraceContext trace = SpanOf(request);
   std::string model;
   absl::StatusOr<PreparedRequest> prepared = Prepare(api, request.body, model);
   if (!prepared.ok()) {
@@ -168,6 +182,8 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
     metrics_.CountRequest(metrics_.ForModel(model), api, error.http_status,
                           OutcomeOf(error.http_status));
     telemetry::LogInfo("request refused", {{"request_id", request_id},
+                                           {"trace_id", trace.trace_id},
+                                           {"span_id", trace.span_id},
                                            {"code", absl::StrCat(error.http_status)},
                                            {"param", error.param}});
     http::HttpResponse response = ErrorResponse(error, request_id);
@@ -190,6 +206,7 @@ void CompletionHandler::Generate(Api api, const http::HttpRequest& request,
     prepared->usage = usage;
   }
   prepared->request_id = request_id;
+  prepared->trace = trace;
   prepared->received = received;
   prepared->tenant = TenantOf(request, prepared->request.end_user);
 

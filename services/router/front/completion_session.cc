@@ -109,6 +109,8 @@ void CompletionSession::Start(std::function<void()> finished) {
       sequence.deadline = prepared_.received + context_.request_timeout;
     }
     sequence.request_id = prepared_.head.id;
+    sequence.names.set_request_id(prepared_.request_id);
+    sequence.names.set_traceparent(FormatTraceparent(prepared_.trace));
     sequence.cache_salt = request.cache_salt;
     sequence.priority = request.priority;
     sequence.tenant = prepared_.tenant;
@@ -396,6 +398,8 @@ void CompletionSession::Finish(int code, Outcome outcome, const absl::Status& st
   telemetry::Log(level, "request finished",
                  {{"request_id", prepared_.request_id},
                   {"id", prepared_.head.id},
+                  {"trace_id", prepared_.trace.trace_id},
+                  {"span_id", prepared_.trace.span_id},
                   {"code", absl::StrCat(code)},
                   {"status", status.ok() ? "OK" : status.ToString()},
                   {"prompt_tokens", absl::StrCat(usage.prompt_tokens)},

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/trace_context.h"
 #include "common/concurrency/event_loop.h"
 #include "common/http/server.h"
 #include "common/text/stop_matcher.h"
@@ -35,6 +36,7 @@ struct PreparedRequest {
   std::vector<PreparedPrompt> prompts;  // A chat has one.
   ResponseHead head;
   std::string request_id;  // What the client calls it; for headers and logs only.
+  TraceContext trace;      // The router's span.
   absl::Time received;     // On the loop's clock.
   TenantId tenant = 0;
   http::Headers headers;            // Of the limits, for the response.

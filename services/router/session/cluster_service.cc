@@ -508,6 +508,7 @@ void ClusterService::PlacePrefill(SequenceId id) {
         std::min(session.request().deadline - now, options_.session.first_token_timeout)));
     prefill.set_priority(session.request().priority);
     prefill.set_tenant(session.request().tenant);
+    *prefill.mutable_names() = session.request().names;
     const bool local = node == session.decode();
     if (!nodes_.Send(node, std::move(envelope)).ok()) {
       resting_.insert(node);
@@ -595,6 +596,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     reserve.set_policy(request.sampling.policy());
     reserve.set_priority(request.priority);
     reserve.set_tenant(request.tenant);
+    *reserve.mutable_names() = request.names;
     if (!nodes_.Send(*node, std::move(envelope)).ok()) {
       resting_.insert(*node);
       continue;

@@ -21,10 +21,11 @@ struct SequenceRequest {
   std::vector<TokenId> prompt;     // Not empty; every id in the vocabulary.
   proto::SamplingParams sampling;  // Complete and checked.
   absl::Time deadline = absl::InfiniteFuture();
-  std::string request_id = {};  // For logs only.
-  std::string cache_salt = {};  // Shares KV with prompts of the same salt only.
-  int32_t priority = 0;         // Lower goes first, wherever there is a queue.
-  TenantId tenant = 0;          // Those of one priority share fairly.
+  std::string request_id = {};     // For logs only.
+  proto::RequestNames names = {};  // For logs of nodes.
+  std::string cache_salt = {};     // Shares KV with prompts of the same salt only.
+  int32_t priority = 0;            // Lower goes first, wherever there is a queue.
+  TenantId tenant = 0;             // Those of one priority share fairly.
 };
 
 // How a sequence ended.
