@@ -12,6 +12,7 @@ struct PagedAttentionArgs;
 struct PlanArgs;
 struct RmsNormArgs;
 struct RopeArgs;
+struct SampleArgs;
 
 // Where a GPU works: what is queued on one stream runs in order.
 struct DeviceQueue {
@@ -38,6 +39,7 @@ struct DeviceKernels {
   int (*rope)(const RopeArgs&, const DeviceQueue&) = nullptr;
   int (*kv_write)(const KvWriteArgs&, const DeviceQueue&) = nullptr;
   int (*latent_write)(const LatentWriteArgs&, const DeviceQueue&) = nullptr;
+  int (*sample)(const SampleArgs&, const DeviceQueue&) = nullptr;
   int (*plan)(const PlanArgs&, const DeviceQueue&) = nullptr;
 };
 

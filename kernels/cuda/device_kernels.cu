@@ -7,6 +7,7 @@
 #include "kernels/moe/plan_cuda.cuh"
 #include "kernels/norm/rms_norm_cuda.cuh"
 #include "kernels/rope/rope_cuda.cuh"
+#include "kernels/sampling/sample_cuda.cuh"
 
 namespace lynx::cuda {
 
@@ -19,6 +20,7 @@ const kernels::DeviceKernels& Kernels() {
       .rope = &kernels::device::QueueRope,
       .kv_write = &kernels::device::QueueKvWrite,
       .latent_write = &kernels::device::QueueLatentWrite,
+      .sample = &kernels::device::QueueSample,
       .plan = &kernels::device::QueuePlan,
   };
   return kKernels;

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/core/float_convert.h"
+#include "tests/support/test_size.h"
 
 namespace lynx::testing {
 
@@ -54,6 +55,10 @@ class KernelTest : public ::testing::TestWithParam<kernels::ExecContext> {
   }
   // Whether an operation can refuse what its arguments point at: not what is on a device.
   bool SeesContents() const { return GetParam().backend != kernels::Backend::kCuda; }
+  // For SetUp() of tests that fibers take long for: not in the short form.
+  void SkipIfEmulatedInShort() const {
+    if (IsEmulated() && ForTestSize(true, false, false)) GTEST_SKIP() << "takes long";
+  }
   // Whether fibers do the work: tests then make do with less.
   bool IsEmulated() const { return GetParam().backend == kernels::Backend::kCuda; }
   bool IsReference() const { return GetParam().backend == kernels::Backend::kReference; }

@@ -33,6 +33,9 @@ LAUNCHES = {
     "ExpertFfnKernel": (256, (EXPERT_RING + 15) // 16 * 16),
     "AttentionSplits": (256, (8 * (128 + 128 + 256 + 6) + 256 * 8) * 4),  # head_dim 128
     "AttentionMerge": (256, 0),
+    "SummarizeBlocks": (256, 0),
+    "WeighBlocks": (256, 0),
+    "DrawTokens": (256, 0),
     "RmsNormKernel": (256, 0),
     "RopeKernel": (128, 0),
     "KvWriteKernel": (128, 0),

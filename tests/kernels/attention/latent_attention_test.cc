@@ -102,7 +102,13 @@ struct Problem {
   }
 };
 
-class LatentAttentionTest : public KernelTest {};
+class LatentAttentionTest : public KernelTest {
+ protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    SkipIfEmulatedInShort();
+  }
+};
 
 // A first token attends to itself alone: the answer is its latent.
 TEST_P(LatentAttentionTest, TheFirstTokenGetsItsOwnLatent) {

@@ -95,7 +95,13 @@ struct Problem {
   }
 };
 
-class PagedAttentionTest : public KernelTest {};
+class PagedAttentionTest : public KernelTest {
+ protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    SkipIfEmulatedInShort();
+  }
+};
 
 // A first token attends to itself alone: the answer is its V.
 TEST_P(PagedAttentionTest, TheFirstTokenGetsItsOwnValue) {

@@ -177,6 +177,10 @@ std::vector<float> Apply(const Layer& layer, const Rows& rows, DType x_dtype,
 
 class ExpertFfnTest : public KernelTest {
  protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    SkipIfEmulatedInShort();
+  }
   bool OnDevice() const { return GetParam().backend == Backend::kCuda; }
   // Of weights that every type holds exactly.
   DType SomeWeightType() const { return OnDevice() ? DType::kBf16 : DType::kF32; }

@@ -113,8 +113,8 @@ void Report(const std::string& what) {
 }
 
 // Of a fault after which the kernel cannot go on. Does not return.
-[[noreturn]] void GiveUp(const std::string& what) {
-  Report(what);
+[[noreturn]] void GiveUp(std::string&& what) {
+  Report(std::exchange(what, {}));  // Nothing on this stack will be destroyed.
   Emu().failed = true;
   SwitchFiber(Emu().running->fiber, Emu().scheduler);
   std::abort();
@@ -492,7 +492,8 @@ void Yield() {
 
 void OnAccess(const void* address, size_t size, Access access) {
   Thread* const thread = Emu().running;
-  if (thread == nullptr) return;
+  // Of accesses to shared memory all are seen, or none.
+  if (thread == nullptr || !RaceCheckWorks()) return;
   if (const char* fault = thread->block->shadow.Touch(thread->clock, address, size, access)) {
     Report(fault);
   }

@@ -16,7 +16,8 @@ namespace lynx::cuda_emulation {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kStackBytes = 512 << 10;
+constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kLastFrames = 8 << 10;  // Of what a fiber is in when it ends.
 #else
 constexpr size_t kStackBytes = 64 << 10;
 #endif
@@ -100,8 +101,11 @@ void StartFiber(Fiber& fiber, void (*entry)()) {
     fiber.size = kStackBytes;
   }
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(fiber.stack, fiber.size);  // Of frames that never returned.
+  // Frames that never returned: of a fiber that was left in the middle they may be anywhere.
+  const size_t used = fiber.ended ? kLastFrames : fiber.size;
+  __asan_unpoison_memory_region(static_cast<char*>(fiber.stack) + fiber.size - used, used);
 #endif
+  fiber.ended = false;
   auto* top = reinterpret_cast<void**>(static_cast<char*>(fiber.stack) + kStackBytes);
   *--top = nullptr;  // A stack begins at a multiple of 16 where a function makes a call.
   *--top = nullptr;
@@ -118,6 +122,7 @@ void SwitchFiber(Fiber& from, Fiber& to) {
 }
 
 void SwitchFiberForGood(Fiber& from, Fiber& to) {
+  from.ended = true;
   Leave(from, to, true);
   lynx_switch_stacks(&from.stack_pointer, to.stack_pointer);
   std::abort();
@@ -159,6 +164,7 @@ void SwitchFiber(Fiber& from, Fiber& to) {
 }
 
 void SwitchFiberForGood(Fiber& from, Fiber& to) {
+  from.ended = true;
   Leave(from, to, true);
   swapcontext(ContextOf(from), ContextOf(to));
   std::abort();

@@ -11,6 +11,7 @@ struct Fiber {
   void* stack = nullptr;       // Null: the thread's own.
   void* fake_stack = nullptr;  // AddressSanitizer's.
   size_t size = 0;
+  bool ended = false;
 };
 
 // `entry` begins at the next switch to `fiber`, which is not running: what it did is forgotten.
