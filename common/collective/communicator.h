@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -52,6 +54,13 @@ class Communicator {
 
   // Returns once every rank has called it.
   virtual absl::Status Barrier() = 0;
+
+  // The calls of `members` alone, ascending ranks of this group with this one among them; there
+  // each has its place in `members` for its rank. Ranks outside neither take part nor are waited
+  // for. Members make the same calls of the two in the same order. It is this group that fails: a
+  // failure or Abort() of either is that of both, and messages name ranks of this one. Not to
+  // outlive it.
+  virtual std::unique_ptr<Communicator> Subgroup(std::vector<int> members) = 0;
 
   // Ends the group: this rank's running call and all later ones fail with `why`, the other ranks'
   // with Unavailable. The first status counts.

@@ -21,6 +21,39 @@ absl::Status Misfit(const std::string& what) {
 
 }  // namespace
 
+// Some ranks of a group, by way of which they exchange.
+class ExchangeCommunicator::Members final : public ExchangeCommunicator {
+ public:
+  Members(ExchangeCommunicator& group, int rank, std::vector<int> members)
+      : ExchangeCommunicator(rank, static_cast<int>(members.size())),
+        group_(group),
+        members_(std::move(members)),
+        to_(static_cast<size_t>(group.size())),
+        from_(to_.size()) {}
+
+ private:
+  absl::Status Exchange(std::span<const std::byte> out, std::span<const Part> to,
+                        std::span<std::byte> in, std::span<const Part> from) override {
+    LYNX_RETURN_IF_ERROR(group_.failure());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const auto member = static_cast<size_t>(members_[i]);
+      to_[member] = to[i];
+      from_[member] = from[i];
+    }
+    absl::Status status = group_.ExchangeAmong(members_, out, to_, in, from_);
+    if (status.ok()) return status;
+    group_.Abort(std::move(status));
+    return group_.failure();
+  }
+  void Interrupt() override { group_.Abort(failure()); }
+
+  ExchangeCommunicator& group_;
+  const std::vector<int> members_;
+  // By rank of the group; what is not of members stays empty.
+  std::vector<Part> to_;
+  std::vector<Part> from_;
+};
+
 std::vector<ExchangeCommunicator::Part> ExchangeCommunicator::InTurn(size_t bytes, size_t count) {
   std::vector<Part> parts(count);
   for (size_t i = 0; i < count; ++i) parts[i] = {i * bytes, bytes};
@@ -49,6 +82,21 @@ absl::Status ExchangeCommunicator::Run(std::span<const std::byte> out, std::span
 absl::Status ExchangeCommunicator::failure() const {
   MutexLock lock(mu_);
   return failure_;
+}
+
+absl::Status ExchangeCommunicator::ExchangeAmong(std::span<const int> /*members*/,
+                                                 std::span<const std::byte> out,
+                                                 std::span<const Part> to, std::span<std::byte> in,
+                                                 std::span<const Part> from) {
+  return Exchange(out, to, in, from);
+}
+
+std::unique_ptr<Communicator> ExchangeCommunicator::Subgroup(std::vector<int> members) {
+  const auto self = std::ranges::find(members, rank_);
+  LYNX_CHECK(self != members.end() && std::ranges::is_sorted(members) && members.front() >= 0 &&
+             members.back() < size_);
+  const auto place = static_cast<int>(self - members.begin());
+  return std::make_unique<Members>(*this, place, std::move(members));
 }
 
 void ExchangeCommunicator::Abort(absl::Status why) {

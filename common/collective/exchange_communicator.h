@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@ class ExchangeCommunicator : public Communicator {
                         std::span<const int64_t> received_bytes) final;
   absl::Status Broadcast(std::span<std::byte> data, int root) final;
   absl::Status Barrier() final;
+  std::unique_ptr<Communicator> Subgroup(std::vector<int> members) final;
   void Abort(absl::Status why) final LYNX_EXCLUDES(mu_);
 
  protected:
@@ -43,6 +45,11 @@ class ExchangeCommunicator : public Communicator {
   // words of Communicator.
   virtual absl::Status Exchange(std::span<const std::byte> out, std::span<const Part> to,
                                 std::span<std::byte> in, std::span<const Part> from) = 0;
+  // The same among `members` alone, ascending; to and from others go no bytes. To be overridden
+  // where Exchange() waits for more ranks than it is sent bytes by.
+  virtual absl::Status ExchangeAmong(std::span<const int> members, std::span<const std::byte> out,
+                                     std::span<const Part> to, std::span<std::byte> in,
+                                     std::span<const Part> from);
 
   // Makes a running Exchange return soon, and tells the other ranks as far as that goes. Called
   // once, on any thread, perhaps with no Exchange running; later ones are not begun.
@@ -52,6 +59,7 @@ class ExchangeCommunicator : public Communicator {
   absl::Status failure() const LYNX_EXCLUDES(mu_);
 
  private:
+  class Members;
   absl::Status Run(std::span<const std::byte> out, std::span<const Part> to,
                    std::span<std::byte> in, std::span<const Part> from);
   template <typename T>

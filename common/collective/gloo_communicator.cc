@@ -99,7 +99,10 @@ absl::Status CheckAddress(const std::string& address) {
 struct GlooCommunicator::Impl {
   std::shared_ptr<gloo::transport::Device> device;
   std::shared_ptr<gloo::rendezvous::Context> context;
-  uint64_t exchanges = 0;
+  // Messages of this rank to each other one, and of it to this. Gloo pairs them by these numbers;
+  // ranks of a subgroup exchange more often with each other than with the rest.
+  std::vector<uint64_t> sent;
+  std::vector<uint64_t> received;
 
   // Of the running exchange, for Interrupt().
   Mutex mu;
@@ -129,6 +132,8 @@ absl::StatusOr<std::unique_ptr<GlooCommunicator>> GlooCommunicator::Connect(
   // Gloo writes to connections whose other end may be gone.
   std::signal(SIGPIPE, SIG_IGN);
   auto impl = std::make_unique<Impl>();
+  impl->sent.resize(static_cast<size_t>(options.size));
+  impl->received.resize(static_cast<size_t>(options.size));
   try {
     gloo::transport::tcp::attr attributes(options.address.c_str());
     impl->device = gloo::transport::tcp::CreateDevice(attributes);
@@ -163,7 +168,6 @@ absl::Status GlooCommunicator::Exchange(std::span<const std::byte> out, std::spa
     return std::max(Milliseconds(1),
                     std::chrono::duration_cast<Milliseconds>(deadline - SteadyClock::now()));
   };
-  const uint64_t slot = impl_->exchanges++;
   // Ranks, for messages only: of two that come together Gloo names one twice.
   std::set<int> awaited;
   try {
@@ -183,12 +187,14 @@ absl::Status GlooCommunicator::Exchange(std::span<const std::byte> out, std::spa
       const Part& part_in = from[static_cast<size_t>(sender)];
       const Part& part_out = to[static_cast<size_t>(receiver)];
       if (part_in.bytes > 0) {
-        receiving->recv(sender, slot, part_in.offset, part_in.bytes);
+        receiving->recv(sender, impl_->received[static_cast<size_t>(sender)]++, part_in.offset,
+                        part_in.bytes);
         awaited.insert(sender);
         ++receiving_from;
       }
       if (part_out.bytes > 0) {
-        sending->send(receiver, slot, part_out.offset, part_out.bytes);
+        sending->send(receiver, impl_->sent[static_cast<size_t>(receiver)]++, part_out.offset,
+                      part_out.bytes);
         ++sent;
       }
     }

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,16 +21,20 @@ class ThreadCommunicator::Hub {
 
   size_t size() const { return offers_.size(); }
 
-  absl::Status Exchange(size_t rank, std::span<const std::byte> out, std::span<const Part> to,
-                        std::span<std::byte> in, std::span<const Part> from) LYNX_EXCLUDES(mu_) {
+  absl::Status Exchange(std::span<const int> members, size_t rank, std::span<const std::byte> out,
+                        std::span<const Part> to, std::span<std::byte> in,
+                        std::span<const Part> from) LYNX_EXCLUDES(mu_) {
     const auto deadline = std::chrono::steady_clock::now() + timeout_;
     MutexLock lock(mu_);
+    Circle& circle = circles_[{members.begin(), members.end()}];
     Offer& mine = offers_[rank];
     mine = {.out = out.data(), .to = to, .here = true};
-    absl::Status met = Meet(deadline);
+    absl::Status met = Meet(members, circle, deadline);
     // Whoever has left since may have taken its memory along.
     if (met.ok()) met = broken_;
-    for (size_t r = 0; met.ok() && r < offers_.size(); ++r) {
+    for (const int member : members) {
+      const auto r = static_cast<size_t>(member);
+      if (!met.ok()) break;
       if (r == rank || offers_[r].to[rank].bytes == from[r].bytes) continue;
       Break(absl::InvalidArgumentError(absl::StrCat("rank ", r, " sends ",
                                                     offers_[r].to[rank].bytes, " bytes where rank ",
@@ -36,20 +42,21 @@ class ThreadCommunicator::Hub {
       met = broken_;
     }
     if (!met.ok()) {
-      Leave(mine);
+      Leave(circle, mine);
       return met;
     }
-    ++copying_;
+    ++circle.copying;
     mu_.Unlock();
-    for (size_t r = 0; r < offers_.size(); ++r) {
+    for (const int member : members) {
+      const auto r = static_cast<size_t>(member);
       if (r == rank || from[r].bytes == 0) continue;
       std::memcpy(in.data() + from[r].offset, offers_[r].out + offers_[r].to[rank].offset,
                   from[r].bytes);
     }
     mu_.Lock();
-    if (--copying_ == 0) changed_.NotifyAll();
-    met = Meet(deadline);
-    Leave(mine);
+    if (--circle.copying == 0) changed_.NotifyAll();
+    met = Meet(members, circle, deadline);
+    Leave(circle, mine);
     return met;
   }
 
@@ -68,32 +75,41 @@ class ThreadCommunicator::Hub {
     std::span<const Part> to = {};
     bool here = false;  // In an exchange.
   };
+  // Ranks that exchange with each other.
+  struct Circle {
+    size_t waiting = 0;
+    uint64_t meetings = 0;
+    int copying = 0;
+  };
 
-  // OK once all ranks have called it, whatever happens afterwards.
-  absl::Status Meet(std::chrono::steady_clock::time_point deadline) LYNX_REQUIRES(mu_) {
+  // OK once all members have called it, whatever happens afterwards.
+  absl::Status Meet(std::span<const int> members, Circle& circle,
+                    std::chrono::steady_clock::time_point deadline) LYNX_REQUIRES(mu_) {
     if (!broken_.ok()) return broken_;
-    const uint64_t meeting = meetings_;
-    if (++waiting_ == offers_.size()) {
-      waiting_ = 0;
-      ++meetings_;
+    const uint64_t meeting = circle.meetings;
+    if (++circle.waiting == members.size()) {
+      circle.waiting = 0;
+      ++circle.meetings;
       changed_.NotifyAll();
       return absl::OkStatus();
     }
-    while (meeting == meetings_ && broken_.ok()) {
-      if (changed_.WaitUntil(mu_, deadline) || meeting != meetings_ || !broken_.ok()) continue;
+    while (meeting == circle.meetings && broken_.ok()) {
+      if (changed_.WaitUntil(mu_, deadline) || meeting != circle.meetings || !broken_.ok()) {
+        continue;
+      }
       std::vector<int> missing;
-      for (size_t r = 0; r < offers_.size(); ++r) {
-        if (!offers_[r].here) missing.push_back(static_cast<int>(r));
+      for (const int r : members) {
+        if (!offers_[static_cast<size_t>(r)].here) missing.push_back(r);
       }
       Break(absl::DeadlineExceededError(
           absl::StrCat("ranks that did not take part in time: ", absl::StrJoin(missing, ", "))));
     }
-    return meeting != meetings_ ? absl::OkStatus() : broken_;
+    return meeting != circle.meetings ? absl::OkStatus() : broken_;
   }
 
   // Nobody may read the memory of a rank that has left.
-  void Leave(Offer& mine) LYNX_REQUIRES(mu_) {
-    while (copying_ > 0) changed_.Wait(mu_);
+  void Leave(const Circle& circle, Offer& mine) LYNX_REQUIRES(mu_) {
+    while (circle.copying > 0) changed_.Wait(mu_);
     mine.here = false;
   }
 
@@ -101,9 +117,7 @@ class ThreadCommunicator::Hub {
   Mutex mu_;
   CondVar changed_;
   std::vector<Offer> offers_;  // Read without the lock while all copy.
-  size_t waiting_ LYNX_GUARDED_BY(mu_) = 0;
-  uint64_t meetings_ LYNX_GUARDED_BY(mu_) = 0;
-  int copying_ LYNX_GUARDED_BY(mu_) = 0;
+  std::map<std::vector<int>, Circle> circles_ LYNX_GUARDED_BY(mu_);  // By members.
   absl::Status broken_ LYNX_GUARDED_BY(mu_);
 };
 
@@ -118,13 +132,23 @@ std::vector<std::unique_ptr<Communicator>> ThreadCommunicator::MakeGroup(int siz
 }
 
 ThreadCommunicator::ThreadCommunicator(int rank, std::shared_ptr<Hub> hub)
-    : ExchangeCommunicator(rank, static_cast<int>(hub->size())), hub_(std::move(hub)) {}
+    : ExchangeCommunicator(rank, static_cast<int>(hub->size())), hub_(std::move(hub)) {
+  everybody_.resize(hub_->size());
+  std::iota(everybody_.begin(), everybody_.end(), 0);
+}
 
 ThreadCommunicator::~ThreadCommunicator() { Interrupt(); }
 
 absl::Status ThreadCommunicator::Exchange(std::span<const std::byte> out, std::span<const Part> to,
                                           std::span<std::byte> in, std::span<const Part> from) {
-  return hub_->Exchange(static_cast<size_t>(rank()), out, to, in, from);
+  return ExchangeAmong(everybody_, out, to, in, from);
+}
+
+absl::Status ThreadCommunicator::ExchangeAmong(std::span<const int> members,
+                                               std::span<const std::byte> out,
+                                               std::span<const Part> to, std::span<std::byte> in,
+                                               std::span<const Part> from) {
+  return hub_->Exchange(members, static_cast<size_t>(rank()), out, to, in, from);
 }
 
 void ThreadCommunicator::Interrupt() {

@@ -24,9 +24,13 @@ class ThreadCommunicator final : public ExchangeCommunicator {
 
   absl::Status Exchange(std::span<const std::byte> out, std::span<const Part> to,
                         std::span<std::byte> in, std::span<const Part> from) override;
+  absl::Status ExchangeAmong(std::span<const int> members, std::span<const std::byte> out,
+                             std::span<const Part> to, std::span<std::byte> in,
+                             std::span<const Part> from) override;
   void Interrupt() override;
 
   const std::shared_ptr<Hub> hub_;
+  std::vector<int> everybody_;
 };
 
 }  // namespace lynx::collective

@@ -224,6 +224,56 @@ TEST_P(CommunicatorTest, RefusesSizesThatDoNotFit) {
   }
 }
 
+// Ranks that are even, and those that are odd.
+std::vector<int> LikeMe(const Communicator& ranks) {
+  std::vector<int> members;
+  for (int rank = ranks.rank() % 2; rank < ranks.size(); rank += 2) members.push_back(rank);
+  return members;
+}
+
+TEST_P(CommunicatorTest, SubgroupsExchangeAmongThemselvesBetweenCallsOfAll) {
+  Make();
+  OnEach([&](Communicator& ranks) {
+    const std::vector<int> members = LikeMe(ranks);
+    const std::unique_ptr<Communicator> few = ranks.Subgroup(members);
+    EXPECT_EQ(few->rank(), ranks.rank() / 2);
+    EXPECT_EQ(few->size(), static_cast<int>(members.size()));
+    for (int round = 0; round < 3; ++round) {
+      // The two subgroups make unlike numbers of calls, of unlike sizes.
+      for (int call = 0; call <= 2 * (ranks.rank() % 2); ++call) {
+        const auto count = static_cast<size_t>(ranks.rank() % 2 == 0 ? 20'000 : 3 + call);
+        std::vector<float> values = Values(ranks.rank(), count);
+        std::vector<float> expected = Values(members[0], count);
+        for (size_t m = 1; m < members.size(); ++m) {
+          const std::vector<float> more = Values(members[m], count);
+          for (size_t i = 0; i < count; ++i) expected[i] += more[i];
+        }
+        ASSERT_THAT(few->AllReduceSum(values), IsOk());
+        EXPECT_EQ(values, expected) << "rank " << ranks.rank() << " round " << round;
+      }
+      std::vector<int> all(static_cast<size_t>(size()));
+      ASSERT_THAT(ranks.AllGather(std::as_bytes(std::span(&members[0], 1)),
+                                  std::as_writable_bytes(std::span(all))),
+                  IsOk());
+      for (int r = 0; r < size(); ++r) EXPECT_EQ(all[static_cast<size_t>(r)], r % 2);
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, ASubgroupAndItsGroupFailTogether) {
+  for (const bool of_all : {false, true}) {
+    Make();
+    const std::unique_ptr<Communicator> few = At(0).Subgroup(LikeMe(At(0)));
+    (of_all ? At(0) : *few).Abort(absl::CancelledError("enough"));
+    std::vector<float> values(3);
+    EXPECT_THAT(At(0).AllReduceSum(values),
+                StatusIs(absl::StatusCode::kCancelled, HasSubstr("enough")));
+    if (few->size() == 1) continue;  // Has nothing to do with anybody.
+    EXPECT_THAT(few->AllReduceSum(values),
+                StatusIs(absl::StatusCode::kCancelled, HasSubstr("enough")));
+  }
+}
+
 TEST_P(CommunicatorTest, AfterAnAbortNothingWorks) {
   Make();
   At(0).Abort(absl::CancelledError("enough"));

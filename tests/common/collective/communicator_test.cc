@@ -131,6 +131,35 @@ TEST_P(LostRankTest, ARankThatDoesNotComeIsNamed) {
   });
 }
 
+// Those that wait in another subgroup than the one that lost a rank, or for all.
+TEST_P(LostRankTest, ALossInASubgroupIsThatOfAll) {
+  for (const bool leaves : {false, true}) {
+    Make(absl::Milliseconds(leaves ? 60'000 : 300));
+    const auto mute = static_cast<size_t>(size() - 1);
+    Group few(static_cast<size_t>(size()));
+    OnEach([&](Communicator& ranks) {
+      std::vector<int> members;
+      for (int r = ranks.rank() % 2; r < size(); r += 2) members.push_back(r);
+      const auto self = static_cast<size_t>(ranks.rank());
+      few[self] = ranks.Subgroup(members);
+      ASSERT_THAT(ranks.Barrier(), IsOk());
+      if (self == mute) {
+        few[mute].reset();
+        if (leaves) group_[mute].reset();
+        return;
+      }
+      absl::Status status = few[self]->Barrier();
+      if (members.back() == static_cast<int>(mute)) {
+        EXPECT_THAT(status, ::testing::Not(IsOk()));
+      }
+      if (status.ok()) status = ranks.Barrier();
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) << status;
+      EXPECT_EQ(ranks.Barrier(), status) << "no second try";
+    });
+    few.clear();
+  }
+}
+
 TEST_P(LostRankTest, WhatIsDoneStaysDone) {
   // A rank may leave as soon as its own call has returned.
   for (int round = 0; round < 5; ++round) {
