@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "common/model/attention_block.h"
 #include "common/model/compatibility.h"
 #include "common/model/expert_mover.h"
+#include "common/model/expert_rows.h"
 #include "common/model/feed_forward_block.h"
 #include "common/model/latent_attention_block.h"
 #include "common/model/linear.h"
@@ -61,9 +63,19 @@ class CpuModelRunner : public ModelRunner {
              .team = team_.get(),
              .streamed_bytes = &streamed_bytes_},
         ranks_(options.ranks),
-        sum_(options.ranks, max_rows_, spec_.hidden_size, options.layout.ep_spare > 0),
-        feed_forward_(own_, options.layout.ep, options.layout.ep_spare > 0, max_rows_,
-                      options.compute_dtype, options.router_override),
+        rank_(ranks_ == nullptr ? 0 : ranks_->rank()),
+        replica_(layout_.ReplicaOf(rank_)),
+        replica_ranks_(ReplicaRanks()),
+        peers_(Peers()),
+        sum_(layout_.dp == 1 ? ranks_ : replica_ranks_.get(), layout_.dp > 1, max_rows_,
+             spec_.hidden_size, layout_.ep_spare > 0),
+        expert_rows_(ExpertRows::Make(peers_.get(), layout_, rank_,
+                                      {.max_rows = max_rows_,
+                                       .hidden = spec_.hidden_size,
+                                       .experts = spec_.experts,
+                                       .dtype = options.compute_dtype})),
+        feed_forward_(own_, layout_, max_rows_, options.compute_dtype, options.router_override,
+                      *expert_rows_),
         normed_(max_logits_, spec_.hidden_size, options.compute_dtype) {
     if (spec_.has_latents()) {
       latent_attention_.emplace(own_, max_rows_, max_positions_, options.compute_dtype,
@@ -80,23 +92,31 @@ class CpuModelRunner : public ModelRunner {
       group.attention.reserve(rows);
       group.slots.reserve(rows);
     }
-    policies_.reserve(rows);
+    const auto replicas = static_cast<size_t>(layout_.dp);
+    policies_.reserve(rows * replicas);
+    rows_of_replica_.resize(replicas);
+    wanted_of_replica_.resize(replicas);
     wanted_.reserve(static_cast<size_t>(max_logits_));
     hidden_.resize(rows * hidden);
     final_.resize(static_cast<size_t>(max_logits_) * hidden);
-    logits_.resize(static_cast<size_t>(max_logits_) * static_cast<size_t>(spec_.vocab_size));
     if (ranks_ != nullptr) {
-      const auto parts = static_cast<size_t>(ranks_->size());
+      const auto world = static_cast<size_t>(layout_.world());
       head_part_.resize(static_cast<size_t>(max_logits_ * HeadWidth()));
-      head_parts_.resize(head_part_.size() * parts);
+      if (has_logits()) head_parts_.resize(head_part_.size() * world);
+      head_bytes_.resize(world);
+      head_parts_bytes_.resize(world);
+    }
+    if (has_logits()) {
+      logits_.resize(static_cast<size_t>(max_logits_) * replicas *
+                     static_cast<size_t>(spec_.vocab_size));
     }
     stats_.plans.reserve(static_cast<size_t>(spec_.layers));
     stats_.plan_seconds.reserve(static_cast<size_t>(spec_.layers));
     numeric_class_ = absl::StrCat(
         "cpu-", std::string(kernels::Name(ctx_.isa)), "/numerics-", kNumericsRevision, "/libc-",
         gnu_get_libc_version(), "/compute-", std::string(Name(options.compute_dtype)), "/kv-",
-        std::string(Name(options.kv_dtype)), "/tp", options.layout.tp, "/ep", options.layout.ep,
-        options.layout.ep_spare > 0 ? "/experts-move" : "");
+        std::string(Name(options.kv_dtype)), "/tp", layout_.tp, "/dp", layout_.dp, "/ep",
+        layout_.ep, layout_.ep_spare > 0 ? "/experts-move" : "");
     compatibility_hash_ =
         CompatibilityHash(spec_, identity, options.compute_dtype, options.kv_dtype);
   }
@@ -112,7 +132,7 @@ class CpuModelRunner : public ModelRunner {
   absl::Status Step(std::span<const SequenceRows> batch, StepObserver* observer) override;
 
   std::span<const float> logits() const override {
-    return std::span<const float>(logits_).first(wanted_.size() *
+    return std::span<const float>(logits_).first(logits_rows_ *
                                                  static_cast<size_t>(spec_.vocab_size));
   }
   const StepStats& stats() const override { return stats_; }
@@ -128,7 +148,26 @@ class CpuModelRunner : public ModelRunner {
     return own;
   }
   // Columns of a rank's part of the logits, the last of which some ranks leave out.
-  int64_t HeadWidth() const { return (spec_.vocab_size + ranks_->size() - 1) / ranks_->size(); }
+  int64_t HeadWidth() const { return (spec_.vocab_size + layout_.tp - 1) / layout_.tp; }
+  // Of several replicas only rank 0, which samples.
+  bool has_logits() const { return layout_.dp == 1 || rank_ == 0; }
+
+  // The ranks of this replica, and those of this one's place in each replica; null where there is
+  // no other, or one replica.
+  std::unique_ptr<collective::Communicator> ReplicaRanks() const {
+    if (layout_.dp == 1 || layout_.tp == 1) return nullptr;
+    std::vector<int> ranks(static_cast<size_t>(layout_.tp));
+    std::iota(ranks.begin(), ranks.end(), replica_ * layout_.tp);
+    return ranks_->Subgroup(std::move(ranks));
+  }
+  std::unique_ptr<collective::Communicator> Peers() const {
+    if (layout_.dp == 1) return nullptr;
+    std::vector<int> ranks;
+    for (int rank = rank_ % layout_.tp; rank < layout_.world(); rank += layout_.tp) {
+      ranks.push_back(rank);
+    }
+    return ranks_->Subgroup(std::move(ranks));
+  }
 
   // A position needs an angle only where KV could hold it.
   static int64_t MaxPositions(const RunnerOptions& options, const ModelSpec& spec) {
@@ -142,7 +181,7 @@ class CpuModelRunner : public ModelRunner {
   };
   const kv::KvGroups& groups() const { return kv_->layout().groups; }
 
-  absl::Status CheckBatch(std::span<const SequenceRows> batch) const;
+  absl::Status CheckBatch(std::span<const SequenceRows> batch);  // Counts rows.
   absl::Status RunLayers(StepObserver* observer);
   void PlaceRows(std::span<const SequenceRows> batch);
   void RemoveEntries(std::span<const size_t> leaving);
@@ -150,6 +189,10 @@ class CpuModelRunner : public ModelRunner {
   absl::Status Attend(const LayerWeights& weights, const RowPlaces& places, int32_t layer);
   absl::Status ComputeLogits();
   absl::Status GatherLogits(int64_t rows);
+  absl::Status CollectLogits();
+  // A rank's part of `rows` rows of logits [rows, HeadWidth()] into those [rows, vocab_size].
+  void CopyPart(const float* part, int32_t rank, int64_t rows, float* to) const;
+  void PlaceSequence(const SequenceRows& sequence);
 
   const ModelSpec spec_;
   const ParallelLayout layout_;
@@ -167,7 +210,12 @@ class CpuModelRunner : public ModelRunner {
   std::atomic<int64_t> streamed_bytes_{0};  // Of matrices, in the current step.
   const kernels::ExecContext ctx_;
   collective::Communicator* const ranks_;
+  const int32_t rank_;
+  const int32_t replica_;
+  const std::unique_ptr<collective::Communicator> replica_ranks_;
+  const std::unique_ptr<collective::Communicator> peers_;
   RankSum sum_;
+  const std::unique_ptr<ExpertRows> expert_rows_;
   std::optional<AttentionBlock> attention_;  // One of the two.
   std::optional<LatentAttentionBlock> latent_attention_;
   FeedForwardBlock feed_forward_;
@@ -175,26 +223,39 @@ class CpuModelRunner : public ModelRunner {
   std::string numeric_class_;
   std::string compatibility_hash_;
 
-  // Of the current step; but for the first, one entry a row.
+  // Of the current step.
+  std::vector<int64_t> rows_of_replica_;    // [dp]
+  std::vector<int64_t> wanted_of_replica_;  // [dp] Rows whose logits are wanted.
+  // Whose logits each entry wants, and how many rows; in order of the batch. With several replicas.
+  struct WantedRows {
+    int32_t replica = 0;
+    int64_t rows = 0;
+  };
+  std::vector<WantedRows> wanted_entries_;
+  // Of every row of all replicas, one replica's after the other's.
+  std::vector<const moe::Policy*> policies_;
+  moe::Phase plan_phase_ = moe::Phase::kDecode;
+  size_t logits_rows_ = 0;
+  // Of this replica's rows; but for the first, one entry a row.
   std::vector<int32_t> entry_rows_;  // Of each entry of the batch that has stayed.
   std::vector<int32_t> kept_rows_;   // Of RemoveEntries().
   std::vector<TokenId> tokens_;
   std::vector<int32_t> positions_;
   std::vector<GroupRows> group_rows_;
-  std::vector<const moe::Policy*> policies_;
-  moe::Phase plan_phase_ = moe::Phase::kDecode;
-  std::vector<int32_t> wanted_;    // Rows whose logits are wanted.
-  std::vector<float> hidden_;      // [max_rows, hidden]: the residual stream, float32.
-  std::vector<float> final_;       // [max_logits, hidden]
-  std::vector<float> head_part_;   // [max_logits, HeadWidth()] of this rank; empty for one rank
-  std::vector<float> head_parts_;  // The same of all.
-  std::vector<float> logits_;      // [max_logits, vocab]
+  std::vector<int32_t> wanted_;      // Rows whose logits are wanted.
+  std::vector<float> hidden_;        // [max_rows, hidden]: the residual stream, float32.
+  std::vector<float> final_;         // [max_logits, hidden]
+  std::vector<float> head_part_;     // [max_logits, HeadWidth()] of this rank; empty for one rank
+  std::vector<float> head_parts_;    // The same of all; empty where logits_ is.
+  std::vector<int64_t> head_bytes_;  // [ranks] Of head_part_, to each,
+  std::vector<int64_t> head_parts_bytes_;  // and of head_parts_, from each.
+  std::vector<float> logits_;  // [dp * max_logits, vocab]; empty where there are no logits
   StepStats stats_;
 };
 
-absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) const {
-  int64_t rows = 0;
-  int64_t logits = 0;
+absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) {
+  std::ranges::fill(rows_of_replica_, 0);
+  std::ranges::fill(wanted_of_replica_, 0);
   for (size_t i = 0; i < batch.size(); ++i) {
     const SequenceRows& sequence = batch[i];
     auto wrong = [i](auto... what) {
@@ -230,17 +291,18 @@ absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) con
         }
       }
     }
-    rows += count;
-    logits += sequence.logits_rows;
+    rows_of_replica_[static_cast<size_t>(sequence.replica)] += count;
+    wanted_of_replica_[static_cast<size_t>(sequence.replica)] += sequence.logits_rows;
   }
-  if (rows == 0) return absl::InvalidArgumentError("the step has no rows");
-  if (rows > max_rows_) {
+  if (batch.empty()) return absl::InvalidArgumentError("the step has no rows");
+  const std::string_view of = layout_.dp > 1 ? " of a replica" : "";
+  if (const int64_t rows = std::ranges::max(rows_of_replica_); rows > max_rows_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the step has ", rows, " rows; at most ", max_rows_));
+        absl::StrCat("the step has ", rows, " rows", std::string(of), "; at most ", max_rows_));
   }
-  if (logits > max_logits_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the step wants ", logits, " rows of logits; at most ", max_logits_));
+  if (const int64_t rows = std::ranges::max(wanted_of_replica_); rows > max_logits_) {
+    return absl::InvalidArgumentError(absl::StrCat("the step wants ", rows, " rows of logits",
+                                                   std::string(of), "; at most ", max_logits_));
   }
   return absl::OkStatus();
 }
@@ -265,33 +327,19 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   stats_.prefill_rows = 0;
   stats_.plans.clear();
   stats_.plan_seconds.clear();
-  const int64_t token_bytes = kv_->layout().BlockLayerBytes() / kv::kBlockTokens;
+  wanted_entries_.clear();
+  for (int32_t replica = 0; replica < layout_.dp; ++replica) {
+    for (const SequenceRows& sequence : batch) {
+      if (sequence.replica != replica) continue;
+      policies_.insert(policies_.end(), sequence.tokens.size(),
+                       sequence.decode ? sequence.policy : nullptr);
+    }
+  }
   for (const SequenceRows& sequence : batch) {
-    const auto count = static_cast<int32_t>(sequence.tokens.size());
-    entry_rows_.push_back(count);
-    (sequence.decode ? stats_.decode_rows : stats_.prefill_rows) += count;
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t position = sequence.start + i;
-      if (i >= count - sequence.logits_rows)
-        wanted_.push_back(static_cast<int32_t>(tokens_.size()));
-      tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
-      positions_.push_back(position);
-      policies_.push_back(sequence.decode ? sequence.policy : nullptr);
-    }
-    const auto table = sequence.blocks.size() / group_rows_.size();
-    for (int32_t g = 0; g < groups().count(); ++g) {
-      const kv::Reach& reach = groups().reach(g);
-      const kv::BlockId* const blocks = sequence.blocks.data() + static_cast<size_t>(g) * table;
-      GroupRows& group = group_rows_[static_cast<size_t>(g)];
-      for (int32_t position = sequence.start; position < sequence.start + count; ++position) {
-        group.attention.push_back(
-            {.blocks = blocks, .position = position, .first = reach.FirstFor(position)});
-        group.slots.push_back(
-            {.block = blocks[position / kv::kBlockTokens], .offset = position % kv::kBlockTokens});
-      }
-      stats_.kv_bytes_read += (sequence.start + count - reach.FirstFor(sequence.start)) *
-                              token_bytes * kv_->layout().BlockLayers();
-    }
+    (sequence.decode ? stats_.decode_rows : stats_.prefill_rows) +=
+        static_cast<int32_t>(sequence.tokens.size());
+    if (layout_.dp > 1) wanted_entries_.push_back({sequence.replica, sequence.logits_rows});
+    if (sequence.replica == replica_) PlaceSequence(sequence);
   }
   stats_.phase = stats_.prefill_rows == 0  ? moe::Phase::kDecode
                  : stats_.decode_rows == 0 ? moe::Phase::kPrefill
@@ -299,6 +347,31 @@ void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   // Prompt rows have no policy: in a plan for decode rows they keep their own experts, too.
   plan_phase_ =
       remap_mixed_steps_ && stats_.phase == moe::Phase::kMixed ? moe::Phase::kDecode : stats_.phase;
+}
+
+void CpuModelRunner::PlaceSequence(const SequenceRows& sequence) {
+  const int64_t token_bytes = kv_->layout().BlockLayerBytes() / kv::kBlockTokens;
+  const auto count = static_cast<int32_t>(sequence.tokens.size());
+  entry_rows_.push_back(count);
+  for (int32_t i = 0; i < count; ++i) {
+    if (i >= count - sequence.logits_rows) wanted_.push_back(static_cast<int32_t>(tokens_.size()));
+    tokens_.push_back(sequence.tokens[static_cast<size_t>(i)]);
+    positions_.push_back(sequence.start + i);
+  }
+  const auto table = sequence.blocks.size() / group_rows_.size();
+  for (int32_t g = 0; g < groups().count(); ++g) {
+    const kv::Reach& reach = groups().reach(g);
+    const kv::BlockId* const blocks = sequence.blocks.data() + static_cast<size_t>(g) * table;
+    GroupRows& group = group_rows_[static_cast<size_t>(g)];
+    for (int32_t position = sequence.start; position < sequence.start + count; ++position) {
+      group.attention.push_back(
+          {.blocks = blocks, .position = position, .first = reach.FirstFor(position)});
+      group.slots.push_back(
+          {.block = blocks[position / kv::kBlockTokens], .offset = position % kv::kBlockTokens});
+    }
+    stats_.kv_bytes_read += (sequence.start + count - reach.FirstFor(sequence.start)) *
+                            token_bytes * kv_->layout().BlockLayers();
+  }
 }
 
 void CpuModelRunner::RemoveEntries(std::span<const size_t> leaving) {
@@ -379,7 +452,11 @@ absl::Status CpuModelRunner::Attend(const LayerWeights& weights, const RowPlaces
 }
 
 absl::Status CpuModelRunner::ComputeLogits() {
-  if (wanted_.empty()) return absl::OkStatus();
+  const auto all_wanted =
+      std::accumulate(wanted_of_replica_.begin(), wanted_of_replica_.end(), int64_t{0});
+  if (wanted_.empty()) {
+    return layout_.dp > 1 && all_wanted > 0 ? CollectLogits() : absl::OkStatus();
+  }
   const int64_t hidden = spec_.hidden_size;
   for (size_t i = 0; i < wanted_.size(); ++i) {
     std::copy_n(hidden_.data() + wanted_[i] * hidden, hidden,
@@ -389,13 +466,15 @@ absl::Status CpuModelRunner::ComputeLogits() {
   LYNX_RETURN_IF_ERROR(
       Normalise(final_.data(), weights_.final_norm, spec_.rms_norm_epsilon, rows, normed_, ctx_));
   stats_.weight_bytes_read += BytesOf(weights_.head);
-  kernels::GemmArgs head = Projection(normed_, weights_.head, {}, rows, logits_.data());
+  kernels::GemmArgs head = Projection(normed_, weights_.head, {}, rows,
+                                      ranks_ == nullptr ? logits_.data() : head_part_.data());
   head.scale = spec_.logits_multiplier;
-  if (ranks_ == nullptr) return kernels::Gemm(head, ctx_);
-  head.y = head_part_.data();
-  head.y_stride = HeadWidth();
+  if (ranks_ != nullptr) head.y_stride = HeadWidth();
   LYNX_RETURN_IF_ERROR(kernels::Gemm(head, ctx_));
-  return GatherLogits(rows);
+  if (layout_.dp > 1) return CollectLogits();
+  if (ranks_ != nullptr) LYNX_RETURN_IF_ERROR(GatherLogits(rows));
+  logits_rows_ = wanted_.size();
+  return absl::OkStatus();
 }
 
 absl::Status CpuModelRunner::GatherLogits(int64_t rows) {
@@ -404,26 +483,54 @@ absl::Status CpuModelRunner::GatherLogits(int64_t rows) {
   LYNX_RETURN_IF_ERROR(
       ranks_->AllGather(std::as_bytes(std::span(head_part_).first(part)),
                         std::as_writable_bytes(std::span(head_parts_).first(part * ranks))));
-  const ParallelLayout layout{.tp = ranks_->size()};
   for (size_t rank = 0; rank < ranks; ++rank) {
-    const ShardRange ids = ShardOf(spec_, layout, static_cast<int32_t>(rank)).vocabulary;
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(head_parts_.data() + static_cast<int64_t>(rank * part) + r * HeadWidth(),
-                  ids.size(), logits_.data() + r * spec_.vocab_size + ids.begin);
+    CopyPart(head_parts_.data() + rank * part, static_cast<int32_t>(rank), rows, logits_.data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuModelRunner::CollectLogits() {
+  const auto row_bytes = HeadWidth() * static_cast<int64_t>(sizeof(float));
+  head_bytes_[0] = std::ssize(wanted_) * row_bytes;
+  int64_t bytes = 0;
+  for (int32_t rank = 0; rank < layout_.world() && has_logits(); ++rank) {
+    const auto replica = static_cast<size_t>(layout_.ReplicaOf(rank));
+    bytes += head_parts_bytes_[static_cast<size_t>(rank)] = wanted_of_replica_[replica] * row_bytes;
+  }
+  LYNX_RETURN_IF_ERROR(ranks_->AllToAll(
+      std::as_bytes(std::span(head_part_)).first(static_cast<size_t>(head_bytes_[0])), head_bytes_,
+      std::as_writable_bytes(std::span(head_parts_)).first(static_cast<size_t>(bytes)),
+      head_parts_bytes_));
+  if (!has_logits()) return absl::OkStatus();
+  const float* part = head_parts_.data();
+  for (int32_t rank = 0; rank < layout_.world(); ++rank) {
+    float* to = logits_.data();
+    for (const WantedRows& entry : wanted_entries_) {
+      if (entry.replica == layout_.ReplicaOf(rank)) {
+        CopyPart(part, rank, entry.rows, to);
+        part += entry.rows * HeadWidth();
+      }
+      to += entry.rows * spec_.vocab_size;
+      logits_rows_ += rank == 0 ? static_cast<size_t>(entry.rows) : 0;
     }
   }
   return absl::OkStatus();
 }
 
+void CpuModelRunner::CopyPart(const float* part, int32_t rank, int64_t rows, float* to) const {
+  const ShardRange ids = ShardOf(spec_, layout_, rank).vocabulary;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(part + r * HeadWidth(), ids.size(), to + r * spec_.vocab_size + ids.begin);
+  }
+}
+
 absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObserver* observer) {
   LYNX_RETURN_IF_ERROR(CheckBatch(batch));
+  logits_rows_ = 0;
   PlaceRows(batch);
+  expert_rows_->Begin(rows_of_replica_);
   LYNX_RETURN_IF_ERROR(Embed());
-  const absl::Status status = RunLayers(observer);
-  if (!status.ok()) {
-    wanted_.clear();
-    return status;
-  }
+  LYNX_RETURN_IF_ERROR(RunLayers(observer));
   LYNX_RETURN_IF_ERROR(ComputeLogits());
   stats_.weight_bytes_streamed += streamed_bytes_.load(std::memory_order_relaxed);
   return absl::OkStatus();
@@ -449,17 +556,19 @@ absl::Status CpuModelRunner::RunLayers(StepObserver* observer) {
     // Of the experts that all ranks leave out, this rank's share.
     stats_.expert_bytes_saved += std::max(0, plan.experts_exact - plan.experts) * expert_bytes *
                                  own_experts_ / std::max(1, spec_.experts);
-    stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
-                                weights.feed_forward.fixed_bytes() +
-                                (moe ? active : 1) * expert_bytes;
+    if (moe) stats_.weight_bytes_read += active * expert_bytes;
+    if (rows > 0) {
+      stats_.weight_bytes_read += weights.attention.bytes() + weights.latent_attention.bytes() +
+                                  weights.feed_forward.fixed_bytes() + (moe ? 0 : expert_bytes);
+    }
     if (observer == nullptr) continue;
     if (observer->OnLayerDone(layer)) {
-      if (!sum_.alone() || layer + 1 == spec_.layers) continue;
+      if (ranks_ != nullptr || layer + 1 == spec_.layers) continue;
       const std::span<const size_t> leaving = observer->Leaving();
       if (!leaving.empty()) RemoveEntries(leaving);
       continue;
     }
-    if (sum_.alone()) {
+    if (ranks_ == nullptr) {
       return absl::CancelledError(absl::StrCat("abandoned after layer ", layer));
     }
     // The other ranks are in the next layer already.
@@ -533,9 +642,10 @@ int32_t Threads(const RunnerOptions& options) {
 
 absl::Status CheckRanks(const RunnerOptions& options, const ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(CheckLayout(spec, options.layout));
-  if (options.layout.dp > 1) {
+  if (options.layout.dp > 1 && options.layout.ep_spare > 0) {
     return absl::UnimplementedError(
-        absl::StrCat("dp ", options.layout.dp, ": ranks have no sequences of their own yet"));
+        absl::StrCat("ep-spare ", options.layout.ep_spare, " with dp ", options.layout.dp,
+                     ": what replicas send each other is added by rank, not by expert"));
   }
   const int32_t ranks = options.ranks == nullptr ? 1 : options.ranks->size();
   if (ranks == options.layout.world()) return absl::OkStatus();
@@ -563,6 +673,7 @@ absl::StatusOr<std::unique_ptr<CpuModelRunner>> Make(
                   .kv_blocks = options.kv_blocks,
                   .rows = options.max_step_rows,
                   .logits_rows = options.max_step_logits,
+                  .replicas = options.layout.dp,
                   .threads = team->threads()});
       if (experts_move) need.steps += RankSum::SummandBytes(options.max_step_rows, own.hidden_size);
       if (options.admit_memory != nullptr) LYNX_RETURN_IF_ERROR(options.admit_memory(need));

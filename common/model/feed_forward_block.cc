@@ -11,23 +11,28 @@
 
 namespace lynx::model {
 
-FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, int32_t ep, bool experts_move,
+FeedForwardBlock::FeedForwardBlock(const ModelSpec& spec, const ParallelLayout& layout,
                                    int64_t max_rows, DType compute_dtype,
-                                   RouterOverride* router_override)
+                                   RouterOverride* router_override, ExpertRows& expert_rows)
     : spec_(spec),
-      experts_move_(experts_move),
+      experts_move_(layout.ep_spare > 0),
       router_override_(router_override),
+      expert_rows_(expert_rows),
       x_(max_rows, spec.hidden_size, compute_dtype),
       router_logits_(static_cast<size_t>(max_rows * spec.experts)),
-      planner_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
+      planner_(static_cast<int32_t>(max_rows * layout.dp), std::max(1, spec.experts),
                std::max(1, spec.experts_per_token)),
-      plan_(static_cast<int32_t>(max_rows), std::max(1, spec.experts),
+      plan_(static_cast<int32_t>(max_rows * layout.dp), std::max(1, spec.experts),
             std::max(1, spec.experts_per_token)),
-      chooser_(spec.experts, ep),
-      own_ids_(ep > 1 ? static_cast<size_t>(max_rows * spec.experts_per_token) : 0),
-      own_slot_(static_cast<size_t>(spec.experts)),
-      workspace_(max_rows, std::max(1, spec.experts_per_token), std::max(1, spec.experts),
-                 spec.hidden_size,
+      chooser_(spec.experts, layout.ep),
+      own_ids_(layout.ep > 1 || layout.dp > 1
+                   ? static_cast<size_t>(max_rows * layout.dp * spec.experts_per_token)
+                   : 0),
+      own_weights_(layout.dp > 1 ? own_ids_.size() : 0),
+      part_of_(static_cast<size_t>(spec.experts)),
+      own_slot_(part_of_.size()),
+      workspace_(max_rows * layout.dp, std::max(1, spec.experts_per_token),
+                 std::max(1, spec.experts), spec.hidden_size,
                  std::max({spec.dense_intermediate_size, spec.expert_intermediate_size,
                            spec.shared_intermediate_size}),
                  compute_dtype),
@@ -41,13 +46,14 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
       Normalise(hidden, weights.input_norm, spec_.rms_norm_epsilon, rows, x_, ctx));
   float* const y = sum.Begin(hidden, rows);
   if (!weights.is_moe()) {
+    LYNX_RETURN_IF_ERROR(expert_rows_.Agree(sum));
     std::fill_n(dense_weights_.begin(), rows, spec_.residual_multiplier);
     LYNX_RETURN_IF_ERROR(
         RunDense(weights.experts.front(), rows, spec_.dense_intermediate_size, y, ctx));
     return sum.End(hidden, rows);
   }
   double* const sums = experts_move_ ? sum.BeginSummands(rows) : nullptr;
-  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, y, sums, ctx));
+  LYNX_RETURN_IF_ERROR(RunExperts(weights, rows, layer, phase, policies, y, sums, sum, ctx));
   if (weights.shared.down.data != nullptr) {
     LYNX_RETURN_IF_ERROR(WeighShared(weights, rows, ctx));
     LYNX_RETURN_IF_ERROR(RunDense(weights.shared, rows, spec_.shared_intermediate_size, y, ctx));
@@ -55,63 +61,93 @@ absl::Status FeedForwardBlock::Run(const FeedForwardWeights& weights, int64_t ro
   return experts_move_ ? sum.EndSummands(hidden, rows) : sum.End(hidden, rows);
 }
 
-std::span<const int32_t> FeedForwardBlock::OwnIds(const ExpertTable& table) {
-  const std::span<const int32_t> ids = plan_.ids();
+void FeedForwardBlock::ChooseParts(const ExpertTable& table) {
   const std::span<const int32_t> active = plan_.active();
   own_active_ = std::ssize(active);
-  if (own_ids_.empty()) return ids;
+  if (own_ids_.empty()) return;
   const std::span<const int32_t> parts = chooser_.Choose(table.placement(), active);
   own_active_ = 0;
   for (size_t i = 0; i < active.size(); ++i) {
+    const auto expert = static_cast<size_t>(active[i]);
     const bool own = parts[i] == table.part();
-    own_slot_[static_cast<size_t>(active[i])] = own ? table.slot_of(active[i]) : kernels::kNoExpert;
+    part_of_[expert] = parts[i];
+    own_slot_[expert] = own ? table.slot_of(active[i]) : kernels::kNoExpert;
     own_active_ += own ? 1 : 0;
   }
-  for (size_t i = 0; i < ids.size(); ++i) own_ids_[i] = own_slot_[static_cast<size_t>(ids[i])];
-  return std::span<const int32_t>(own_ids_).first(ids.size());
+}
+
+FeedForwardBlock::Assignments FeedForwardBlock::Assign(const ExpertRows::Taken& taken) {
+  const std::span<const int32_t> ids = plan_.ids();
+  const float* const weights = plan_.weights().data();
+  if (taken.all) {
+    if (own_ids_.empty()) return {ids.data(), weights, plan_.rows()};
+    for (size_t i = 0; i < ids.size(); ++i) own_ids_[i] = own_slot_[static_cast<size_t>(ids[i])];
+    return {own_ids_.data(), weights, plan_.rows()};
+  }
+  size_t to = 0;
+  for (const int32_t row : taken.rows) {
+    auto from = static_cast<size_t>(row) * static_cast<size_t>(plan_.top_k());
+    for (const size_t end = from + static_cast<size_t>(plan_.top_k()); from < end; ++from, ++to) {
+      own_ids_[to] = own_slot_[static_cast<size_t>(ids[from])];
+      own_weights_[to] = weights[from];
+    }
+  }
+  return {own_ids_.data(), own_weights_.data(), std::ssize(taken.rows)};
 }
 
 absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int64_t rows,
                                           int32_t layer, moe::Phase phase,
                                           std::span<const moe::Policy* const> policies, float* y,
-                                          double* sums, const kernels::ExecContext& ctx) {
+                                          double* sums, RankSum& sum,
+                                          const kernels::ExecContext& ctx) {
   LYNX_RETURN_IF_ERROR(kernels::Gemm(
       Projection(x_, weights.router, weights.router_bias, rows, router_logits_.data()), ctx));
-  const auto logits = std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts));
+  LYNX_ASSIGN_OR_RETURN(
+      const std::span<float> logits,
+      expert_rows_.Gather(
+          std::span(router_logits_).first(static_cast<size_t>(rows * spec_.experts)), sum));
+  const auto planned = static_cast<int32_t>(std::ssize(logits) / spec_.experts);
   if (router_override_ != nullptr) {
-    router_override_->Replace(layer, static_cast<int32_t>(rows), spec_.experts, logits);
+    router_override_->Replace(layer, planned, spec_.experts, logits);
   }
   const auto began = std::chrono::steady_clock::now();
-  planner_.MakePlan({.logits = logits,
-                     .rows = static_cast<int32_t>(rows),
-                     .experts = spec_.experts,
-                     .top_k = spec_.experts_per_token,
-                     .layer = layer,
-                     .gate = spec_.gate,
-                     .bias = weights.ranking_bias,
-                     .phase = phase,
-                     .policies = policies,
-                     .placement = own_ids_.empty() ? nullptr : &weights.table.placement()},
-                    plan_);
+  planner_.MakePlan(
+      {.logits = logits,
+       .rows = planned,
+       .experts = spec_.experts,
+       .top_k = spec_.experts_per_token,
+       .layer = layer,
+       .gate = spec_.gate,
+       .bias = weights.ranking_bias,
+       .phase = phase,
+       .policies = policies,
+       .placement = weights.table.placement().ranks > 1 ? &weights.table.placement() : nullptr},
+      plan_);
   plan_seconds_ = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
   if (history_ != nullptr) history_->Record(layer, plan_.active());
-  return kernels::ExpertFfn({.x = x_.data(),
-                             .experts = weights.experts.data(),
-                             .ids = OwnIds(weights.table).data(),
-                             .weights = plan_.weights().data(),
-                             .y = y,
-                             .sums = sums,
-                             .rows = rows,
-                             .hidden = spec_.hidden_size,
-                             .intermediate = spec_.expert_intermediate_size,
-                             .expert_count = static_cast<int64_t>(weights.experts.size()),
-                             .top_k = plan_.top_k(),
-                             .x_stride = x_.stride(),
-                             .y_stride = spec_.hidden_size,
-                             .x_dtype = x_.dtype(),
-                             .clamp = spec_.expert_clamp,
-                             .scale_input = spec_.gate.scales_input},
-                            workspace_, ctx);
+  ChooseParts(weights.table);
+  LYNX_ASSIGN_OR_RETURN(const ExpertRows::Taken taken,
+                        expert_rows_.Dispatch(x_, plan_, part_of_, y));
+  const Assignments assigned = Assign(taken);
+  LYNX_RETURN_IF_ERROR(
+      kernels::ExpertFfn({.x = taken.x,
+                          .experts = weights.experts.data(),
+                          .ids = assigned.ids,
+                          .weights = assigned.weights,
+                          .y = taken.y,
+                          .sums = sums,
+                          .rows = assigned.rows,
+                          .hidden = spec_.hidden_size,
+                          .intermediate = spec_.expert_intermediate_size,
+                          .expert_count = static_cast<int64_t>(weights.experts.size()),
+                          .top_k = plan_.top_k(),
+                          .x_stride = x_.stride(),
+                          .y_stride = spec_.hidden_size,
+                          .x_dtype = x_.dtype(),
+                          .clamp = spec_.expert_clamp,
+                          .scale_input = spec_.gate.scales_input},
+                         workspace_, ctx));
+  return expert_rows_.Combine(y);
 }
 
 absl::Status FeedForwardBlock::WeighShared(const FeedForwardWeights& weights, int64_t rows,

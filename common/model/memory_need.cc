@@ -38,15 +38,19 @@ int64_t MemoryNeed::total() const { return Sum(Sum(weights, kv), steps); }
 MemoryNeed NeedOf(const ModelSpec& spec, int64_t weight_bytes, const StepSizes& sizes) {
   const kv::KvLayout layout = KvLayoutOf(spec, sizes.kv_dtype);
   // A row's hidden state and its normed copies beside what its layers hold.
-  const int64_t row =
-      int64_t{4} * spec.hidden_size + AttentionElements(spec) + ExpertElements(spec) + spec.experts;
-  const int64_t logits =
-      Product(sizes.logits_rows, spec.vocab_size + 2 * int64_t{spec.hidden_size});
+  const int64_t row = int64_t{4} * spec.hidden_size + AttentionElements(spec) + spec.experts;
+  // Rows of all replicas may need experts of this rank, and this rank's those of all others.
+  const int64_t exchanged =
+      sizes.replicas > 1 && spec.experts > 0 ? 4 * int64_t{spec.hidden_size} + 3 * spec.experts : 0;
+  const int64_t expert_rows =
+      Product(Product(sizes.rows, sizes.replicas), ExpertElements(spec) + exchanged);
+  const int64_t logits = Sum(Product(sizes.logits_rows, 2 * int64_t{spec.hidden_size}),
+                             Product(Product(sizes.logits_rows, sizes.replicas), spec.vocab_size));
   // A cosine and a sine for each pair of elements, of the positions that KV can hold.
   const int64_t angles =
       std::min<int64_t>(spec.max_positions, layout.groups.MostTokens(sizes.kv_blocks)) *
       spec.rotary_dim;
-  const int64_t elements = Sum(Sum(Product(sizes.rows, row), logits), angles);
+  const int64_t elements = Sum(Sum(Sum(Product(sizes.rows, row), expert_rows), logits), angles);
   return {.weights = weight_bytes,
           .kv = Product(layout.BlockBytes(), sizes.kv_blocks),
           .steps = Sum(Product(elements, static_cast<int64_t>(sizeof(float))),

@@ -19,8 +19,9 @@ struct MemoryNeed {
 struct StepSizes {
   DType kv_dtype = DType::kBf16;
   int64_t kv_blocks = 0;
-  int64_t rows = 0;
-  int64_t logits_rows = 0;
+  int64_t rows = 0;         // Of each replica of attention,
+  int64_t logits_rows = 0;  // and of these, too.
+  int64_t replicas = 1;
   int64_t threads = 0;
 };
 

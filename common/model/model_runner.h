@@ -77,7 +77,8 @@ struct SequenceRows {
   int32_t replica = 0;
 };
 
-// What a step touched, for metrics and benches. Overwritten by the next step.
+// What a step touched, for metrics and benches. Overwritten by the next step. Rows and plans are of
+// all replicas of attention, bytes of this rank.
 struct StepStats {
   int64_t weight_bytes_read = 0;  // As packed; by the plan, each active expert counted once.
   // Of those, what kernels really read from memory, counted where they do: the same, or a kernel
@@ -155,7 +156,7 @@ class ModelRunner {
   virtual kv::KvArena& kv() = 0;  // Of this rank.
 
   // Names everything that decides the bits of a result (DESIGN 4.1): build, back end, instruction
-  // set, dtypes, parallel layout. Equal strings: equal bits.
+  // set, dtypes, parallel layout. Equal strings: equal bits, on whichever replica of attention.
   virtual const std::string& numeric_class() const = 0;
   // Hex digest of what two nodes must share to exchange KV: model config and weights' identity,
   // compute and KV dtype, layers, heads, head size, block size. See services' handshake.

@@ -8,10 +8,12 @@
 
 namespace lynx::model {
 
-RankSum::RankSum(collective::Communicator* ranks, int64_t max_rows, int64_t hidden, bool order_free)
+RankSum::RankSum(collective::Communicator* ranks, bool of_replica, int64_t max_rows, int64_t hidden,
+                 bool order_free)
     : ranks_(ranks),
+      of_replica_(of_replica),
       width_(hidden),
-      part_(ranks == nullptr ? 0 : max_rows * hidden + 1),
+      part_(ranks == nullptr ? 0 : static_cast<size_t>(max_rows * hidden + 1)),
       summands_(order_free ? part_.size() : 0) {}
 
 float* RankSum::Begin(float* hidden, int64_t rows) {
@@ -25,7 +27,10 @@ absl::Status RankSum::End(float* hidden, int64_t rows) {
   const auto count = static_cast<size_t>(rows * width_);
   part_[count] = std::exchange(abandon_, false) ? 1.0f : 0.0f;
   LYNX_RETURN_IF_ERROR(ranks_->AllReduceSum(std::span(part_).first(count + 1)));
-  if (part_[count] > 0) return absl::CancelledError("a rank has abandoned the step");
+  if (part_[count] > 0) {
+    if (!of_replica_) return absl::CancelledError("a rank has abandoned the step");
+    abandon_ = true;
+  }
   const auto sum = std::span(part_).first(count);
   for (size_t i = 0; i < sum.size(); ++i) hidden[i] += sum[i];
   return absl::OkStatus();

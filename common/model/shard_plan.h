@@ -12,8 +12,8 @@ inline constexpr int32_t kMaxRanks = 1024;
 
 // How the ranks of a node share a model. Attention, dense feed-forwards, shared experts and the
 // vocabulary are split over `tp` ranks, of which there are `dp` replicas with sequences of their
-// own. Routed experts are split over all ranks: into `ep` parts by expert, and each expert over the
-// world() / ep ranks of a part by columns.
+// own: replica r is the ranks [r * tp, (r + 1) * tp). Routed experts are split over all ranks: into
+// `ep` parts by expert, and each expert over the world() / ep ranks of a part by columns.
 struct ParallelLayout {
   int32_t tp = 1;
   int32_t dp = 1;
@@ -22,6 +22,7 @@ struct ParallelLayout {
 
   int32_t world() const { return tp * dp; }
   int32_t expert_tp() const { return world() / ep; }
+  int32_t ReplicaOf(int32_t rank) const { return rank / tp; }
 };
 
 // [begin, end)

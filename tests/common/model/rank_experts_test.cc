@@ -50,7 +50,12 @@ Trace Generate(ModelRunner& runner) {
 }
 
 TEST(RankExpertsTest, UnevenPartsComputeWhatASingleRankDoes) {
-  for (const int experts : {6, 7}) {
+  const std::pair<int, std::vector<ParallelLayout>> cases[] = {
+      {6, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}}},
+      {7, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}, {2, 2, 4}, {2, 2, 2}, {1, 2, 1}}},
+      {40, {{1, 3, 3}}},
+      {60, {{1, 8, 8}, {2, 4, 8}}}};
+  for (const auto& [experts, layouts] : cases) {
     for (const bool all_to_the_first : {false, true}) {
       TinyModel model = TinyModel::Make({.dtype = DType::kF32, .experts = experts});
       if (all_to_the_first) {
@@ -71,10 +76,10 @@ TEST(RankExpertsTest, UnevenPartsComputeWhatASingleRankDoes) {
       auto single = ModelRunner::Load(options);
       ASSERT_THAT(single, IsOk());
       const Trace want = Generate(**single);
-      for (const auto& [tp, ep] : {std::pair{2, 1}, {2, 2}, {4, 2}, {4, 4}}) {
-        SCOPED_TRACE(absl::StrCat(experts, " experts, tp ", tp, " ep ", ep,
-                                  all_to_the_first ? ", all to the first" : ""));
-        options.layout = {.tp = tp, .ep = ep};
+      for (const ParallelLayout& layout : layouts) {
+        SCOPED_TRACE(absl::StrCat(experts, " experts, tp ", layout.tp, " dp ", layout.dp, " ep ",
+                                  layout.ep, all_to_the_first ? ", all to the first" : ""));
+        options.layout = layout;
         auto ranks = RankGroupRunner::Load(options);
         ASSERT_THAT(ranks, IsOk());
         const Trace got = Generate(**ranks);
