@@ -8,7 +8,10 @@
 
 namespace lynx::kv {
 
-PrefixCache::PrefixCache(BlockPool& pool) : pool_(pool) { pool_.SetReclaimer(this); }
+PrefixCache::PrefixCache(BlockPool& pool, PrefixLedger* shared)
+    : pool_(pool), ledger_(shared != nullptr ? *shared : own_ledger_) {
+  pool_.SetReclaimer(this);
+}
 
 PrefixCache::~PrefixCache() {
   for (auto& [key, node] : nodes_) pool_.Drop(node->blocks);

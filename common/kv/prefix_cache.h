@@ -31,7 +31,9 @@ namespace lynx::kv {
 // On one thread, the one that takes blocks from the pool; blocks may be released on others.
 class PrefixCache final : private BlockPool::Reclaimer {
  public:
-  explicit PrefixCache(BlockPool& pool);  // The pool outlives the cache, which is its reclaimer.
+  // The pool outlives the cache, which is its reclaimer. `shared`: the ledger of all caches of a
+  // node that has several pools, which outlives them; null: one of its own.
+  explicit PrefixCache(BlockPool& pool, PrefixLedger* shared = nullptr);
   ~PrefixCache() override;
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -86,7 +88,8 @@ class PrefixCache final : private BlockPool::Reclaimer {
   BlockPool& pool_;
   std::unordered_map<Key, std::unique_ptr<Node>, HashKey> nodes_;
   std::map<uint64_t, Node*> leaves_;  // By last use.
-  PrefixLedger ledger_;
+  PrefixLedger own_ledger_;
+  PrefixLedger& ledger_;
   uint64_t clock_ = 0;
 };
 

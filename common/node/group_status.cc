@@ -1,8 +1,24 @@
 #include "common/node/group_status.h"
 
+#include <algorithm>
+
 #include "common/kv/kv_layout.h"
 
 namespace lynx::node {
+
+void DescribeBlocks(int32_t capacity, std::span<const int64_t> room, proto::NodeStatus& status) {
+  int64_t free = 0;
+  int64_t most = 0;
+  for (const int64_t blocks : room) {
+    free += std::max<int64_t>(0, blocks);
+    most = std::max(most, blocks);
+  }
+  status.set_kv_blocks_total(capacity * static_cast<int32_t>(room.size()));
+  status.set_kv_blocks_free(static_cast<int32_t>(free));
+  if (room.size() == 1) return;
+  status.set_kv_blocks_sequence(capacity);
+  status.set_kv_blocks_free_sequence(static_cast<int32_t>(most));
+}
 
 void DescribeGroups(const kv::KvGroups& groups, int32_t step_rows, proto::NodeStatus& status) {
   if (groups == kv::KvGroups()) return;

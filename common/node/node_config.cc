@@ -27,9 +27,13 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddInt("tp", &config.tp, {1, model::kMaxRanks},
                "ranks of the node: processes that share the model, each with its part of the "
                "attention heads, the vocabulary and every layer's columns");
-  flags.AddInt("ep", &config.ep, {1, model::kMaxRanks},
+  flags.AddInt("dp", &config.dp, {1, model::kMaxRanks},
+               "attention replicas: so many times --tp ranks, each group with sequences and KV of "
+               "its own, and the routed experts spread over all of them");
+  flags.AddInt("ep", &config.ep, {0, model::kMaxRanks},
                "parts that the routed experts are dealt out to the ranks in, whole; has to divide "
-               "their number. 1 splits each expert over all ranks");
+               "their number. 1 splits each expert over all ranks, 0 takes 1, or with --dp as many "
+               "as there are ranks");
   flags.AddInt(
       "ep-spare", &config.ep_spare, {0, 65536},
       "further experts of each layer that a rank has memory for, as copies of others; each "
@@ -46,7 +50,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                "which rank this process is, where something else starts the others; -1 starts them "
                "itself, on this host");
   flags.AddInt("world", &config.world, {0, model::kMaxRanks},
-               "ranks of the node, for a check; 0 takes what --tp says");
+               "ranks of the node, for a check; 0 takes what --tp and --dp say");
   flags.AddString("leader", &config.leader,
                   "host:port where rank 0 listens for the others; with --rank");
   flags.AddDuration("rank-start-timeout", &config.rank_start_timeout, {absl::Milliseconds(100)},
@@ -75,7 +79,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddInt("max-context-tokens", &config.max_context_tokens, {0, 1 << 30},
                "most tokens of prompt and answer together; 0 takes the model's limit");
   flags.AddInt("step-rows", &config.step_rows, {1, 65536},
-               "most tokens a step computes: the size of a prompt's chunks");
+               "most tokens a step computes, for each replica: the size of a prompt's chunks");
   flags.AddBool("prefix-cache", &config.prefix_cache,
                 "keep KV for later prompts that begin alike, in blocks otherwise free");
   flags.AddString(

@@ -24,12 +24,13 @@ struct NodeConfig {
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "auto";
   int32_t tp = 1;
-  int32_t ep = 1;
+  int32_t dp = 1;
+  int32_t ep = 0;  // 0: 1, or with dp all ranks.
   int32_t ep_spare = 0;
   absl::Duration ep_rebalance_interval = absl::Minutes(1);
   double ep_rebalance_gain = 0.03;
   int32_t rank = -1;  // -1: rank 0, which starts the others.
-  int32_t world = 0;  // 0: as tp says.
+  int32_t world = 0;  // 0: as tp and dp say.
   std::string leader;
   absl::Duration rank_start_timeout = absl::Minutes(10);
   absl::Duration rank_timeout = absl::Milliseconds(1500);

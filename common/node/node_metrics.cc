@@ -1,5 +1,6 @@
 #include "common/node/node_metrics.h"
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/kv/kv_layout.h"
@@ -35,7 +36,8 @@ Counter PromptTokens(Registry& registry, const std::string& model, const std::st
 
 }  // namespace
 
-NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std::string& model)
+NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std::string& model,
+                         int32_t replicas)
     : queue_seconds(registry.AddHistogram("lynx_node_queue_duration_seconds",
                                           "Time a sequence waited on the node before it ran.",
                                           telemetry::kQueueSeconds, {{"model_name", model}})),
@@ -89,6 +91,18 @@ NodeMetrics::NodeMetrics(Registry& registry, const std::string& phase, const std
                 Finished(registry, model, "handoff")} {
   registry.AddGauge("lynx_kv_block_tokens", "Tokens in a KV block, of one group of layers.")
       .Set(kv::kBlockTokens);
+  for (int32_t i = 0; i < replicas; ++i) {
+    const telemetry::Labels labels = {{"replica", absl::StrCat(i)}};
+    replicas_.push_back(
+        {.sequences = registry.AddGauge("lynx_node_replica_sequences",
+                                        "Sequences of an attention replica.", labels),
+         .blocks_free =
+             registry.AddGauge("lynx_node_replica_kv_blocks_free",
+                               "KV blocks of an attention replica that are free.", labels),
+         .rows =
+             registry.AddCounter("lynx_node_replica_rows_total",
+                                 "Rows that steps computed for an attention replica.", labels)});
+  }
   SetState(proto::NODE_STATE_LOADING);
 }
 
@@ -115,6 +129,16 @@ void NodeMetrics::SetCachedBlocks(int64_t cached) {
 void NodeMetrics::SetCapacityBlocks(int64_t blocks) {
   capacity_.Set(static_cast<double>(blocks));
   SetBlocks(blocks, 0, 0);
+}
+
+void NodeMetrics::SetReplica(int32_t replica, int64_t sequences, int64_t free_blocks) {
+  Replica& one = replicas_.at(static_cast<size_t>(replica));
+  one.sequences.Set(static_cast<double>(sequences));
+  one.blocks_free.Set(static_cast<double>(free_blocks));
+}
+
+void NodeMetrics::OnReplicaRows(int32_t replica, int64_t rows) {
+  replicas_.at(static_cast<size_t>(replica)).rows.Increment(static_cast<double>(rows));
 }
 
 void NodeMetrics::OnStep(int64_t sequences, int64_t rows, double seconds) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/proto/control.pb.h"
 #include "common/telemetry/metrics.h"
@@ -14,9 +15,10 @@ class NodeMetrics {
  public:
   enum class FinishReason { kStop, kLength, kAbort, kError, kHandOff };
 
-  // `phase` is "prefill" or "decode". `registry` outlives this object.
+  // `phase` is "prefill" or "decode"; `replicas` those of attention. `registry` outlives this
+  // object.
   NodeMetrics(telemetry::Registry& registry, const std::string& phase,
-              const std::string& model_name);
+              const std::string& model_name, int32_t replicas = 1);
 
   void SetState(proto::NodeState state);
   void SetLoad(int64_t running, int64_t waiting);
@@ -26,6 +28,10 @@ class NodeMetrics {
   // Of the free ones, those that hold KV for later prompts.
   void SetCachedBlocks(int64_t cached);
   void SetCapacityBlocks(int64_t blocks);
+
+  // Of one attention replica: its sequences, and blocks free; rows that a step computed for it.
+  void SetReplica(int32_t replica, int64_t sequences, int64_t free_blocks);
+  void OnReplicaRows(int32_t replica, int64_t rows);
 
   void OnStep(int64_t sequences, int64_t rows, double seconds);
   void OnFinished(FinishReason reason);
@@ -57,6 +63,12 @@ class NodeMetrics {
   telemetry::Histogram step_tokens_;
   telemetry::Histogram step_seconds_;
   telemetry::Counter finished_[5];
+  struct Replica {
+    telemetry::Gauge sequences;
+    telemetry::Gauge blocks_free;
+    telemetry::Counter rows;
+  };
+  std::vector<Replica> replicas_;
 };
 
 }  // namespace lynx::node

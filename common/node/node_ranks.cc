@@ -67,7 +67,11 @@ class NodeRanks::Leader final : public model::ModelRunner {
     }
     if (status.ok()) {
       status = own_->Step(batch, observer);
-      if (OfTheStepAlone(status)) return status;
+      if (OfTheStepAlone(status)) {
+        const absl::Status met = ranks_.MeetAfterStep();
+        if (met.ok()) return status;
+        status = met;
+      }
     }
     ranks_.Fail(status);
     return status;
@@ -178,6 +182,10 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
   return std::make_unique<Leader>(*this, std::move(own), placement);
 }
 
+absl::Status NodeRanks::MeetAfterStep() {
+  return options_.layout.dp > 1 ? communicator_->Barrier() : absl::OkStatus();
+}
+
 void NodeRanks::Tell(const proto::RankMessage& message) {
   // That it cannot be told is the end of the node, of which on_lost hears.
   group_->Tell(message.SerializeAsString()).IgnoreError();
@@ -236,7 +244,8 @@ absl::Status NodeRanks::Follow(model::ModelRunner& own, const std::string& addre
         if (status.ok()) status = own.Step(plan->batch(), nullptr);
       }
     }
-    if (OfTheStepAlone(status)) continue;
+    if (OfTheStepAlone(status)) status = MeetAfterStep();
+    if (status.ok()) continue;
     Fail(status);
     return status;
   }

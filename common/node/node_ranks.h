@@ -97,6 +97,10 @@ class NodeRanks final : public RankChannel {
   // that failed, and routers of nothing but the end.
   void Fail(const absl::Status& why) LYNX_EXCLUDES(mu_);
 
+  // Replicas need not meet at the end of a step, but what is told after it, as who has a block
+  // then, is to find nothing of it under way.
+  absl::Status MeetAfterStep();
+
   void OnTold(int rank, const std::string& message) LYNX_EXCLUDES(listener_mu_);
   // As SetListener(), of what is told about experts that move.
   void SetMover(std::function<void(int rank, const proto::RankMessage&)> mover)

@@ -107,13 +107,17 @@ absl::Status CheckNodeConfig(const NodeConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat(what...));
   };
   if (config.model.empty()) return wrong("--model is required");
-  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep};
-  if (config.world != 0 && config.world != layout.world()) {
-    return wrong("--world ", config.world, ", but --tp ", config.tp, " is ", layout.world(),
-                 " ranks");
+  const int32_t world = config.tp * config.dp;
+  const std::string widths = absl::StrCat(
+      "--tp ", config.tp, config.dp > 1 ? absl::StrCat(" times --dp ", config.dp) : "");
+  if (world > model::kMaxRanks) {
+    return wrong(widths, " is ", world, " ranks, the most are ", model::kMaxRanks);
   }
-  if (config.rank >= layout.world()) {
-    return wrong("--rank ", config.rank, " of the ", layout.world(), " ranks of --tp ", config.tp);
+  if (config.world != 0 && config.world != world) {
+    return wrong("--world ", config.world, ", but ", widths, " is ", world, " ranks");
+  }
+  if (config.rank >= world) {
+    return wrong("--rank ", config.rank, " of the ", world, " ranks of ", widths);
   }
   if ((config.rank < 0) != config.leader.empty()) {
     return wrong("--rank and --leader are given together, or neither");
@@ -135,7 +139,16 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
                                       const std::string& role, Incarnation incarnation,
                                       std::unique_ptr<NodeRanks>& ranks,
                                       std::optional<RankProcesses>& processes) {
-  const model::ParallelLayout layout{.tp = config.tp, .ep = config.ep, .ep_spare = config.ep_spare};
+  model::ParallelLayout layout{
+      .tp = config.tp, .dp = config.dp, .ep = config.ep, .ep_spare = config.ep_spare};
+  if (config.ep == 0) {
+    config.ep = 1;
+    if (config.dp > 1) {
+      LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.model));
+      if (spec.has_moe()) config.ep = layout.world();
+    }
+    layout.ep = config.ep;
+  }
   const bool starts_others = config.rank < 0;
   if (layout.world() == 1) return absl::OkStatus();
   std::vector<RankCpus> cpus;
@@ -273,17 +286,17 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
   const model::ParallelLayout ranks = layout();
   LYNX_RETURN_IF_ERROR(model::CheckLayout(spec, ranks));
   const model::RankShard shard = model::ShardOf(spec, ranks, std::max(0, config_.rank));
-  const kv::KvLayout layout = model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype);
+  const kv::KvLayout kv = model::KvLayoutOf(model::SpecOfShard(spec, shard), kv_dtype);
   max_context_tokens_ = config_.max_context_tokens > 0
                             ? std::min(config_.max_context_tokens, spec.max_positions)
                             : spec.max_positions;
   LYNX_ASSIGN_OR_RETURN(const int32_t kv_blocks,
-                        KvBlocks(config_, layout, max_context_tokens_, step_rows));
+                        KvBlocks(config_, kv, max_context_tokens_, step_rows));
   if (ranks_ != nullptr) {
     const std::string identity = absl::StrCat(
-        "lynx ", std::string(config::Version()), " ", role_, ", tp ", ranks.tp, ", ep ", ranks.ep,
-        " spare ", ranks.ep_spare, ", compute ", std::string(Name(compute)), ", KV ",
-        std::string(Name(kv_dtype)), ", ", kv_blocks, " KV blocks, steps of ", step_rows,
+        "lynx ", std::string(config::Version()), " ", role_, ", tp ", ranks.tp, ", dp ", ranks.dp,
+        ", ep ", ranks.ep, " spare ", ranks.ep_spare, ", compute ", std::string(Name(compute)),
+        ", KV ", std::string(Name(kv_dtype)), ", ", kv_blocks, " KV blocks, steps of ", step_rows,
         " rows and ", step_logits, " logits rows, remapping ",
         remap_mixed_steps ? "also in mixed steps" : "in decode steps");
     LYNX_RETURN_IF_ERROR(ranks_->Join(identity, [this] {
@@ -336,7 +349,7 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
                  {"top_k", absl::StrCat(spec.experts_per_token)},
                  {"dtype", std::string(Name(compute))}})
       .Set(1);
-  for (const auto& [reach, groups] : CountGroups(layout.groups)) {
+  for (const auto& [reach, groups] : CountGroups(kv.groups)) {
     registry_
         .AddGauge("lynx_kv_groups",
                   "Groups of layers with KV blocks of their own, by what their rows attend to; 0: "
@@ -350,14 +363,15 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
        {"numeric_class", runner->numeric_class()},
        {"compatibility_hash", runner->compatibility_hash()},
        {"kv_blocks", absl::StrCat(runner->kv().blocks())},
-       {"kv_block_bytes", absl::StrCat(layout.BlockBytes())},
-       {"kv_groups", absl::StrCat(layout.groups.count())},
+       {"kv_block_bytes", absl::StrCat(kv.BlockBytes())},
+       {"kv_groups", absl::StrCat(kv.groups.count())},
        {"ranks", absl::StrCat(ranks.world())},
        {"seconds", absl::StrCat(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_))}});
   return std::make_unique<engine::Engine>(std::move(runner),
                                           engine::EngineOptions{.vocab_size = spec.vocab_size,
                                                                 .max_step_rows = step_rows,
-                                                                .max_step_logits = step_logits});
+                                                                .max_step_logits = step_logits,
+                                                                .replicas = ranks.dp});
 }
 
 std::function<void(bool)> NodeRuntime::WatchSteps() {

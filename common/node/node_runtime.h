@@ -69,7 +69,7 @@ class NodeRuntime {
   // Of a node of several ranks, after LoadEngine(), of rank 0; otherwise null.
   NodeRanks* ranks() { return ranks_.get(); }
   model::ParallelLayout layout() const {
-    return {.tp = config_.tp, .ep = config_.ep, .ep_spare = config_.ep_spare};
+    return {.tp = config_.tp, .dp = config_.dp, .ep = config_.ep, .ep_spare = config_.ep_spare};
   }
   const std::string& model_name() const { return model_name_; }
   int32_t max_context_tokens() const { return max_context_tokens_; }

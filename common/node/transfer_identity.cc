@@ -14,12 +14,15 @@ transfer::NodeIdentity TransferIdentity(Incarnation incarnation, model::ModelRun
                                         const model::ParallelLayout& layout, int32_t rank) {
   const model::ModelSpec& spec = runner.spec();
   const kv::KvLayout own = runner.kv().layout();
-  return {
+  transfer::NodeIdentity identity = {
       .incarnation = incarnation,
       .compatibility_hash = runner.compatibility_hash(),
       .numeric_class = runner.numeric_class(),
-      .layout = transfer::DescribeLayout(own, model::KvLayoutOf(spec, own.dtype).kv_heads,
-                                         layout.world(), rank, FirstKvHead(spec, layout, rank))};
+      .layout =
+          transfer::DescribeLayout(own, model::KvLayoutOf(spec, own.dtype).kv_heads, layout.tp,
+                                   rank % layout.tp, FirstKvHead(spec, layout, rank))};
+  identity.layout.set_replica(rank / layout.tp);
+  return identity;
 }
 
 }  // namespace lynx::node

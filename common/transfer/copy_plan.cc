@@ -35,6 +35,7 @@ absl::Status CheckDescriptor(const proto::LayoutDescriptor& d, const char* whose
   }
   if (latent && d.kv_heads_total() != 1) return bad("kv_heads_total", d.kv_heads_total());
   if (d.tp_rank() < 0 || d.tp_rank() >= d.tp_size()) return bad("tp_rank", d.tp_rank());
+  if (d.replica() < 0 || d.replica() > kMaxDimension) return bad("replica", d.replica());
   if (d.head_begin() < 0) return bad("head_begin", d.head_begin());
   if (d.head_end() <= d.head_begin() || d.head_end() > d.kv_heads_total()) {
     return bad("head_end", d.head_end());

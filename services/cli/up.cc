@@ -41,9 +41,11 @@ struct UpConfig {
   int32_t decode = 1;
   int32_t both = 0;
   int32_t prefill_tp = 1;
-  int32_t prefill_ep = 1;
+  int32_t prefill_dp = 1;
+  int32_t prefill_ep = 0;
   int32_t decode_tp = 1;
-  int32_t decode_ep = 1;
+  int32_t decode_dp = 1;
+  int32_t decode_ep = 0;
   int32_t decode_ep_spare = 0;
   std::string host = "127.0.0.1";
   int32_t port = 8080;
@@ -118,8 +120,10 @@ class LocalCluster {
     // Nodes that do both take the place of the others.
     const int32_t decode_nodes = config_.both > 0 ? 0 : config_.decode;
     const int32_t prefill_nodes = config_.both > 0 ? 0 : config_.prefill;
+    const int32_t prefill_ranks = config_.prefill_tp * config_.prefill_dp;
+    const int32_t decode_ranks = config_.decode_tp * config_.decode_dp;
     const int32_t ranks =
-        prefill_nodes * config_.prefill_tp + (decode_nodes + config_.both) * config_.decode_tp;
+        prefill_nodes * prefill_ranks + (decode_nodes + config_.both) * decode_ranks;
     const int32_t cores = kernels::UsableCpus();
     const int32_t threads = config_.threads > 0 ? config_.threads : std::max(1, cores / ranks);
     const std::vector<int32_t> cpus = kernels::AllowedCpus();
@@ -134,6 +138,7 @@ class LocalCluster {
                                       std::pair<std::string, int32_t>("prefill", prefill_nodes)}) {
       const bool decodes = role != "prefill";
       const int32_t tp = decodes ? config_.decode_tp : config_.prefill_tp;
+      const int32_t dp = decodes ? config_.decode_dp : config_.prefill_dp;
       const int32_t ep = decodes ? config_.decode_ep : config_.prefill_ep;
       for (int32_t i = 0; i < count; ++i) {
         const std::string name = absl::StrCat(role, "-", i);
@@ -149,6 +154,8 @@ class LocalCluster {
             absl::StrCat(threads),
             "--tp",
             absl::StrCat(tp),
+            "--dp",
+            absl::StrCat(dp),
             "--ep",
             absl::StrCat(ep),
             "--compute-dtype",
@@ -161,7 +168,7 @@ class LocalCluster {
         }
         if (own_cores) {
           const auto first = next_cpu;
-          next_cpu += threads * tp;
+          next_cpu += threads * (decodes ? decode_ranks : prefill_ranks);
           argv.insert(argv.end(), {"--cpus", absl::StrJoin(first, next_cpu, ",")});
         }
         LYNX_RETURN_IF_ERROR(Launch(name, std::move(argv)));
@@ -283,13 +290,19 @@ int RunUp(int argc, const char* const* argv) {
   flags.AddInt("decode", &config.decode, {1, 64}, "decode nodes");
   flags.AddInt("both", &config.both, {0, 64},
                "nodes that compute prompts and decode, in the place of prefill and decode nodes; "
-               "of them decode-tp and decode-ep count");
+               "of them decode-tp, decode-dp and decode-ep count");
   flags.AddInt("prefill-tp", &config.prefill_tp, {1, 64}, "ranks of each prefill node");
-  flags.AddInt("prefill-ep", &config.prefill_ep, {1, 64},
-               "parts that a prefill node's experts are dealt out to its ranks in");
+  flags.AddInt("prefill-dp", &config.prefill_dp, {1, 64},
+               "attention replicas of each prefill node, of so many ranks each");
+  flags.AddInt("prefill-ep", &config.prefill_ep, {0, 64},
+               "parts that a prefill node's experts are dealt out to its ranks in; 0 takes 1, or "
+               "with prefill-dp as many as there are ranks");
   flags.AddInt("decode-tp", &config.decode_tp, {1, 64}, "ranks of each decode node");
-  flags.AddInt("decode-ep", &config.decode_ep, {1, 64},
-               "parts that a decode node's experts are dealt out to its ranks in");
+  flags.AddInt("decode-dp", &config.decode_dp, {1, 64},
+               "attention replicas of each decode node, of so many ranks each");
+  flags.AddInt("decode-ep", &config.decode_ep, {0, 64},
+               "parts that a decode node's experts are dealt out to its ranks in; 0 takes 1, or "
+               "with decode-dp as many as there are ranks");
   flags.AddInt("decode-ep-spare", &config.decode_ep_spare, {0, 65536},
                "experts of each layer that a decode node's ranks hold beyond their part");
   flags.AddString("host", &config.host, "address the router listens on");
@@ -324,10 +337,11 @@ int RunUp(int argc, const char* const* argv) {
   const UpConfig usual;
   if (config.both > 0 &&
       (config.prefill != usual.prefill || config.decode != usual.decode ||
-       config.prefill_tp != usual.prefill_tp || config.prefill_ep != usual.prefill_ep)) {
+       config.prefill_tp != usual.prefill_tp || config.prefill_dp != usual.prefill_dp ||
+       config.prefill_ep != usual.prefill_ep)) {
     std::fprintf(stderr,
                  "lynx up: --both takes the place of prefill and decode nodes: not with --prefill, "
-                 "--decode, --prefill-tp or --prefill-ep\n");
+                 "--decode, --prefill-tp, --prefill-dp or --prefill-ep\n");
     return 2;
   }
   // The nodes and the router call the model by the name of its folder, which "." does not tell.

@@ -11,6 +11,7 @@
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
+#include "services/decode/scheduler/replica_choice.h"
 
 namespace lynx::decode {
 
@@ -38,18 +39,21 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, Quality
       moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
-      scheduler_(WithGroups(options.scheduler, engine)),
-      step_time_(options.scheduler.max_batch),
+      step_time_(options.scheduler.max_batch * engine.options().replicas),
       policy_(policy),
       quality_(quality) {
-  if (options.prefix_cache) prefixes_.emplace(engine.pool());
+  for (int32_t i = 0; i < engine.options().replicas; ++i) {
+    Replica& replica = *replicas_.emplace_back(
+        std::make_unique<Replica>(i, engine.pool(i), WithGroups(options.scheduler, engine)));
+    if (options.prefix_cache) replica.prefixes.emplace(replica.pool, &prefixes_);
+  }
 }
 
 DecodeNode::~DecodeNode() = default;
 
 void DecodeNode::Start(KvReceiver& receiver) {
   receiver_ = &receiver;
-  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks());
+  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks() * std::ssize(replicas_));
   metrics_.SetState(proto::NODE_STATE_READY);
   control_.Start();
 }
@@ -79,13 +83,17 @@ proto::NodeStatus DecodeNode::Status() {
   status.set_max_context_tokens(options_.max_context_tokens);
   status.set_experts(engine_.runner().spec().experts);
   status.set_experts_per_token(engine_.runner().spec().experts_per_token);
-  status.set_kv_blocks_total(engine_.pool().capacity_blocks());
+  std::vector<int64_t> room;
+  int64_t queued_tokens = 0;
+  for (const auto& replica : replicas_) {
+    room.push_back(replica->room());
+    queued_tokens += replica->scheduler.queued_tokens();
+  }
+  node::DescribeBlocks(engine_.pool().capacity_blocks(), room, status);
   node::DescribeGroups(engine_.pool().groups(), options_.scheduler.step_rows, status);
-  status.set_kv_blocks_free(
-      std::max(0, engine_.pool().free_blocks() - scheduler_.headroom_blocks()));
   status.set_running_sequences(static_cast<int32_t>(streams_.size()));
   status.set_waiting_sequences(static_cast<int32_t>(grants_.size()));
-  status.set_queued_prompt_tokens(scheduler_.queued_tokens());
+  status.set_queued_prompt_tokens(queued_tokens);
   if (options_.takes_prompts) {
     status.set_prompt_rows(std::min(options_.scheduler.chunk_rows, options_.scheduler.step_rows));
   }
@@ -149,29 +157,44 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
     return Refuse(router, id, Refused::REASON_BUSY,
                   absl::StrCat(sequences, " sequences are here, the limit"));
   }
-  kv::BlockPool& pool = engine_.pool();
+  const kv::KvGroups& groups = engine_.pool().groups();
   int64_t end_block =
       std::min(kv::BlocksFor(request.prompt_tokens()) + 1, kv::BlocksFor(total - 1));
-  if (pool.groups().BlocksHeld(request.prompt_tokens(), end_block) > capacity) {
+  if (groups.BlocksHeld(request.prompt_tokens(), end_block) > capacity) {
     // Of many groups the spare block may be what is too much.
     end_block = std::min(kv::BlocksFor(request.prompt_tokens() + 1), kv::BlocksFor(total - 1));
   }
-  const int32_t free_before = pool.free_blocks();
-  kv::PrefixCache::Found found = FindPrefix(request);
+  const int64_t needed = groups.BlocksHeld(request.prompt_tokens(), end_block);
+  std::vector<kv::PrefixCache::Found> prefixes;
+  std::vector<ReplicaOffer> offers;
+  for (const auto& replica : replicas_) {
+    const int32_t free = replica->pool.free_blocks();
+    const int64_t room = replica->room();
+    kv::PrefixCache::Found& found = prefixes.emplace_back(FindPrefix(*replica, request));
+    found.blocks.ReleaseBefore(request.prompt_tokens());
+    offers.push_back(
+        {.free_blocks = room,
+         .taken_blocks = free - replica->pool.free_blocks() + needed - found.blocks.held_blocks(),
+         .held_blocks = std::ssize(found.tokens) / kv::kBlockTokens,
+         .sequences = replica->sequences()});
+  }
+  const std::optional<size_t> chosen = ChooseReplica(offers);
+  if (!chosen.has_value()) {
+    const auto most = std::ranges::max_element(offers, {}, [](const ReplicaOffer& offer) {
+      return offer.free_blocks - offer.taken_blocks;
+    });
+    return Refuse(router, id, Refused::REASON_BUSY,
+                  absl::StrCat(most->taken_blocks, " KV blocks asked, ", most->free_blocks,
+                               " free besides those kept for running sequences"));
+  }
+  Replica& replica = *replicas_[*chosen];
+  kv::PrefixCache::Found found = std::move(prefixes[*chosen]);
+  prefixes.clear();  // What the others hold is free again.
   const auto held_tokens = static_cast<int32_t>(found.tokens.size());
   kv::BlockTable lease = std::move(found.blocks);
-  lease.ReleaseBefore(request.prompt_tokens());
-  const int64_t missing =
-      pool.groups().BlocksHeld(request.prompt_tokens(), end_block) - lease.held_blocks();
-  if (pool.free_blocks() < missing + scheduler_.headroom_blocks()) {
-    return Refuse(
-        router, id, Refused::REASON_BUSY,
-        absl::StrCat(missing, " KV blocks asked, ", pool.free_blocks(), " free, of which ",
-                     scheduler_.headroom_blocks(), " are kept for running sequences"));
-  }
-  const absl::Status leased = lease.Extend(pool, end_block * kv::kBlockTokens);
+  const absl::Status leased = lease.Extend(replica.pool, end_block * kv::kBlockTokens);
   LYNX_CHECK(leased.ok());  // This loop is the only taker, and it has just looked.
-  const int64_t taken = free_before - pool.free_blocks();
+  const int64_t taken = offers[*chosen].taken_blocks;
   const absl::Duration lease_time =
       std::min(absl::Milliseconds(request.lease_ms()), options_.max_lease);
   auto grant = receiver_->Reserve({.sequence = id,
@@ -179,21 +202,24 @@ void DecodeNode::OnReserve(Incarnation router, const proto::Reserve& request) {
                                    .prompt_tokens = request.prompt_tokens(),
                                    .held_prefix = std::move(found.tokens),
                                    .lease_time = lease_time,
-                                   .lease = std::move(lease)});
+                                   .lease = std::move(lease),
+                                   .replica = replica.number});
   if (!grant.ok()) {
     return Refuse(
         router, id,
         absl::IsInvalidArgument(grant.status()) ? Refused::REASON_INVALID : Refused::REASON_BUSY,
         std::string(grant.status().message()));
   }
-  grants_[id] = {.router = router,
+  grants_[id] = {.replica = &replica,
+                 .router = router,
                  .prompt_tokens = request.prompt_tokens(),
                  .blocks = taken,
                  .lease = lease_time,
                  .held_tokens = held_tokens,
                  .exact_tokens = found.exact_tokens,
                  .claim = {.priority = request.priority(), .tenant = request.tenant()}};
-  granted_blocks_ += taken;
+  replica.grants += 1;
+  replica.granted_blocks += taken;
   ReportLoad();
   *reply.mutable_grant()->mutable_grant() = *std::move(grant);
   control_.Send(router, std::move(reply));
@@ -225,10 +251,11 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     return Refuse(router, id, Refused::REASON_INVALID,
                   absl::StrCat("a cache salt of ", request.cache_salt().size(), " bytes"));
   }
-  auto stream =
-      NewStream(router, {request.tokens().begin(), request.tokens().end()}, request.sampling(),
-                std::span(request.output().data(), static_cast<size_t>(request.output_size())),
-                request.cache_salt());
+  Replica& replica = *grant->second.replica;
+  auto stream = NewStream(
+      replica, router, {request.tokens().begin(), request.tokens().end()}, request.sampling(),
+      std::span(request.output().data(), static_cast<size_t>(request.output_size())),
+      request.cache_salt());
   absl::Status status = stream.status();
   if (status.ok() && stream->sequence->finished()) {
     status = absl::InvalidArgumentError("the output so far ends the sequence");
@@ -236,26 +263,32 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   if (!status.ok()) {
     return Refuse(router, id, Refused::REASON_INVALID, std::string(status.message()));
   }
-  const Claim claim = grant->second.claim;
-  granted_blocks_ -= grant->second.blocks;
-  grants_.erase(grant);
+  const Claim claim = EndGrant(grant).claim;
   receiver_->Cancel(id);
   metrics_.local_prefills.Increment();
   stream->first = std::make_unique<proto::FirstToken>();
   stream->first_due =
       loop_.Now() + std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
-  scheduler_.AddPrompt(id, tokens, stream->sequence->params().prompt_logprobs, claim);
+  replica.scheduler.AddPrompt(id, tokens, stream->sequence->params().prompt_logprobs, claim);
   streams_.emplace(id, *std::move(stream));
   node::LogTaken("prompt taken", id, request.names());
   MaybeStep();
 }
 
-kv::PrefixCache::Found DecodeNode::FindPrefix(const proto::Reserve& request) {
-  if (!prefixes_.has_value()) return {};
+DecodeNode::Granted DecodeNode::EndGrant(std::map<SequenceId, Granted>::iterator grant) {
+  const Granted ended = grant->second;
+  ended.replica->grants -= 1;
+  ended.replica->granted_blocks -= ended.blocks;
+  grants_.erase(grant);
+  return ended;
+}
+
+kv::PrefixCache::Found DecodeNode::FindPrefix(Replica& replica, const proto::Reserve& request) {
+  if (!replica.prefixes.has_value()) return {};
   const auto asked = policy_.Asked(request.policy());
   const std::span<const kv::PrefixHash> hashes(request.prefix_hashes().data(),
                                                static_cast<size_t>(request.prefix_hashes_size()));
-  return prefixes_->Find(hashes, asked.ok() && MayBeLossy(*asked));
+  return replica.prefixes->Find(hashes, asked.ok() && MayBeLossy(*asked));
 }
 
 bool DecodeNode::MayBeLossy(const std::optional<moe::Policy>& asked) const {
@@ -276,16 +309,14 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   const SequenceId id = adopted.sequence;
   auto grant = grants_.find(id);
   LYNX_CHECK(grant != grants_.end() && !streams_.contains(id));
-  const Granted granted = grant->second;
-  granted_blocks_ -= granted.blocks;
-  grants_.erase(grant);
+  const Granted granted = EndGrant(grant);
 
   std::vector<TokenId> output(adopted.body.output().begin(), adopted.body.output().end());
   output.push_back(adopted.body.first_token().id());
   const int32_t prompt_tokens = adopted.body.prompt_size() + adopted.body.output_size();
-  auto stream =
-      NewStream(adopted.router, {adopted.body.prompt().begin(), adopted.body.prompt().end()},
-                adopted.body.sampling(), output, adopted.body.cache_salt());
+  auto stream = NewStream(*granted.replica, adopted.router,
+                          {adopted.body.prompt().begin(), adopted.body.prompt().end()},
+                          adopted.body.sampling(), output, adopted.body.cache_salt());
   absl::Status status = stream.status();
   if (status.ok() && stream->sequence->finished()) {
     status = absl::InvalidArgumentError("a finished sequence was handed off");
@@ -308,8 +339,9 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   stream->sequence->AdoptKv(std::move(adopted.lease), prompt_tokens);
   metrics_.prompt_tokens_transferred.Increment(prompt_tokens - granted.held_tokens);
   metrics_.prompt_tokens_held.Increment(granted.held_tokens);
-  scheduler_.Add(id, prompt_tokens + 1, end_block,
-                 prefixes_.has_value() ? prompt_tokens / kv::kBlockTokens : 0, granted.claim);
+  granted.replica->scheduler.Add(id, prompt_tokens + 1, end_block,
+                                 options_.prefix_cache ? prompt_tokens / kv::kBlockTokens : 0,
+                                 granted.claim);
   if (!held_exact || !adopted.same_class) stream->exact_tokens = granted.exact_tokens;
   stream->foreign_prompt = !adopted.same_class && !MayBeLossy(stream->policy);
   KeepPrefix(*stream);
@@ -317,12 +349,13 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   MaybeStep();
 }
 
-absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Incarnation router,
+absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Replica& replica, Incarnation router,
                                                          std::vector<TokenId> prompt,
                                                          const proto::SamplingParams& sampling,
                                                          std::span<const TokenId> output,
                                                          const std::string& cache_salt) {
   Stream stream;
+  stream.replica = &replica;
   stream.router = router;
   stream.root_prefix = kv::RootPrefix(cache_salt);
   stream.adopted = loop_.Now();
@@ -335,6 +368,7 @@ absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Incarnation router,
                                                 {.vocab_size = engine_.options().vocab_size,
                                                  .max_context_tokens = options_.max_context_tokens},
                                                 output));
+  stream.sequence->PlaceOn(replica.number);
   // The reservation was checked for room, the parameters come later: a sequence that may outgrow
   // the pool would wait for blocks for ever, and those behind it too.
   if (MostBlocks(most) > engine_.pool().capacity_blocks()) {
@@ -354,8 +388,7 @@ absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Incarnation router,
 void DecodeNode::OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) {
   auto grant = grants_.find(sequence);
   LYNX_CHECK(grant != grants_.end());
-  granted_blocks_ -= grant->second.blocks;
-  grants_.erase(grant);
+  EndGrant(grant);
   SendFailure(router, sequence, status, 0);
   ReportLoad();
 }
@@ -363,8 +396,7 @@ void DecodeNode::OnFailed(uint64_t sequence, Incarnation router, const absl::Sta
 void DecodeNode::Cancel(SequenceId id, Incarnation router) {
   if (auto grant = grants_.find(id); grant != grants_.end() && grant->second.router == router) {
     const absl::Time began = loop_.Now();
-    granted_blocks_ -= grant->second.blocks;
-    grants_.erase(grant);
+    EndGrant(grant);
     receiver_->Cancel(id);
     metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - began));
     metrics_.OnFinished(NodeMetrics::FinishReason::kAbort);
@@ -413,27 +445,31 @@ void DecodeNode::FailLate() {
   for (const SequenceId id : late) {
     SendFailure(streams_.at(id).router, id,
                 absl::DeadlineExceededError("the prompt was not computed in time"), 0);
-    scheduler_.Remove(id);
-    streams_.erase(id);
+    Forget(id);
   }
 }
 
 void DecodeNode::MaybeStep() {
   if (stepping_) return;
   FailLate();
-  const DecodeScheduler::Step step = scheduler_.Next(engine_.pool().free_blocks(), *this);
-  for (const DecodeScheduler::Work& work : step.work) {
-    // The plan has counted what this takes as free.
-    const absl::Status room = streams_.at(work.id).sequence->EnsureBlocks(
-        engine_.pool(), int64_t{work.start} + work.rows);
-    LYNX_CHECK_MSG(room.ok(), std::string(room.message()));
+  std::vector<DecodeScheduler::Work> step;  // Of all replicas.
+  for (const auto& replica : replicas_) {
+    const auto plan = replica->scheduler.Next(replica->pool.free_blocks(), *this);
+    for (const DecodeScheduler::Work& work : plan.work) {
+      // The plan has counted what this takes as free.
+      const absl::Status room = streams_.at(work.id).sequence->EnsureBlocks(
+          replica->pool, int64_t{work.start} + work.rows);
+      LYNX_CHECK_MSG(room.ok(), std::string(room.message()));
+    }
+    step.insert(step.end(), plan.work.begin(), plan.work.end());
   }
   ReportLoad();
-  if (step.work.empty()) return;
+  if (step.empty()) return;
   step_ids_.clear();
   items_.clear();
   const moe::Policy* automatic = quality_.AutoPolicy();
-  for (const DecodeScheduler::Work& work : step.work) {
+  for (const auto& replica : replicas_) replica->rows = 0;
+  for (const DecodeScheduler::Work& work : step) {
     Stream& stream = streams_.at(work.id);
     stream.in_step = true;
     if (std::exchange(stream.waits, false)) {
@@ -461,9 +497,10 @@ int64_t DecodeNode::Preempt(SequenceId id) {
   metrics_.preemptions.Increment();
   KeepPrefix(stream);
   SwapOut(stream);
-  const int32_t free = engine_.pool().free_blocks();
+  const kv::BlockPool& pool = stream.replica->pool;
+  const int32_t free = pool.free_blocks();
   stream.sequence->Preempt();
-  return engine_.pool().free_blocks() - free;
+  return pool.free_blocks() - free;
 }
 
 void DecodeNode::SwapOut(Stream& stream) {
@@ -473,29 +510,35 @@ void DecodeNode::SwapOut(Stream& stream) {
   const int64_t bytes = kv::SwappedKv::BytesOf(kv.layout(), position);
   int64_t space = options_.swap_space - bytes;
   for (const auto& [id, other] : streams_) {
-    if (other.swapped != nullptr) space -= other.swapped->bytes();
+    if (other.swapped != nullptr && other.replica == stream.replica) {
+      space -= other.swapped->bytes();
+    }
   }
   if (position == 0 || space < 0) return;
   if (!stream.foreign_prompt && !swap_cost_.CopyIsCheaper(step_time_.Get(), bytes, position)) {
     return;
   }
   const absl::Time began = loop_.Now();
-  stream.swapped = std::make_unique<NodeKvCopy>(kv, options_.ranks, sequence.blocks(), position);
-  swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
+  stream.swapped = std::make_unique<NodeKvCopy>(kv, options_.ranks, stream.replica->number,
+                                                sequence.blocks(), position);
+  // Other replicas' ranks copy later, each for itself; a copy costs them what it costs here.
+  if (stream.replica->number == 0) {
+    swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
+  }
   metrics_.swapped_out_bytes.Increment(static_cast<double>(stream.swapped->bytes()));
 }
 
 int32_t DecodeNode::SwapIn(Stream& stream) {
   engine::Sequence& sequence = *stream.sequence;
-  kv::BlockPool& pool = engine_.pool();
-  const kv::KvGroups& groups = pool.groups();
+  Replica& replica = *stream.replica;
+  const kv::KvGroups& groups = replica.pool.groups();
   const int32_t position = stream.swapped->position();
   kv::BlockTable table;
   // What is here of it still, with the same bits or as good, is shared again. In windows that could
   // take more than the plan has counted.
-  if (prefixes_.has_value() && groups.count() == 1 && !groups.reach(0).bounded()) {
+  if (replica.prefixes.has_value() && groups.count() == 1 && !groups.reach(0).bounded()) {
     const bool lossy_too = MayBeLossy(stream.policy);
-    kv::PrefixCache::Found found = prefixes_->Find(
+    kv::PrefixCache::Found found = replica.prefixes->Find(
         stream.root_prefix, sequence.tokens().first(static_cast<size_t>(position) + 1), lossy_too);
     const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
     if (lossy_too || held <= stream.exact_tokens) {
@@ -507,7 +550,7 @@ int32_t DecodeNode::SwapIn(Stream& stream) {
   }
   const int32_t held_blocks = table.end_block();
   table.ReleaseBefore(position);
-  const absl::Status leased = table.Extend(pool, position);
+  const absl::Status leased = table.Extend(replica.pool, position);
   LYNX_CHECK_MSG(leased.ok(), std::string(leased.message()));
   stream.swapped->Restore(table, held_blocks);
   sequence.AdoptKv(std::move(table), position);
@@ -519,11 +562,12 @@ int32_t DecodeNode::TakePrefix(Stream& stream, int64_t free_blocks) {
   stream.exact_tokens = kAllExact;  // Recomputed rows are.
   engine::Sequence& sequence = *stream.sequence;
   // Log-probabilities of a prompt need logits of all its rows.
-  if (!prefixes_.has_value() || sequence.params().prompt_logprobs) return 0;
-  const kv::BlockPool& pool = engine_.pool();
+  std::optional<kv::PrefixCache>& prefixes = stream.replica->prefixes;
+  if (!prefixes.has_value() || sequence.params().prompt_logprobs) return 0;
+  const kv::BlockPool& pool = stream.replica->pool;
   const int32_t free = pool.free_blocks();
   kv::PrefixCache::Found found =
-      prefixes_->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
+      prefixes->Find(stream.root_prefix, sequence.tokens(), MayBeLossy(stream.policy));
   if (found.blocks.empty()) return 0;
   const auto held = static_cast<int32_t>(found.blocks.capacity_tokens());
   // As ReserveBlocks() will lease.
@@ -539,7 +583,7 @@ int32_t DecodeNode::TakePrefix(Stream& stream, int64_t free_blocks) {
 DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_blocks) {
   Stream& stream = streams_.at(id);
   engine::Sequence& sequence = *stream.sequence;
-  kv::BlockPool& pool = engine_.pool();
+  kv::BlockPool& pool = stream.replica->pool;
   const int32_t free = pool.free_blocks();
   const int32_t back = stream.swapped != nullptr ? SwapIn(stream) : TakePrefix(stream, free_blocks);
   const absl::Status reserved = sequence.ReserveBlocks(
@@ -553,11 +597,12 @@ DecodeScheduler::Leases::Resumed DecodeNode::Resume(SequenceId id, int64_t free_
 }
 
 void DecodeNode::KeepPrefix(const Stream& stream) {
-  if (!prefixes_.has_value()) return;
+  std::optional<kv::PrefixCache>& prefixes = stream.replica->prefixes;
+  if (!prefixes.has_value()) return;
   const engine::Sequence& sequence = *stream.sequence;
-  prefixes_->Keep(stream.root_prefix,
-                  sequence.tokens().first(static_cast<size_t>(sequence.computed_tokens())),
-                  stream.exact_tokens, sequence.blocks());
+  prefixes->Keep(stream.root_prefix,
+                 sequence.tokens().first(static_cast<size_t>(sequence.computed_tokens())),
+                 stream.exact_tokens, sequence.blocks());
 }
 
 int64_t DecodeNode::MostBlocks(int64_t tokens) const {
@@ -591,6 +636,7 @@ void DecodeNode::OnStepDone() {
     Stream& stream = it->second;
     stream.in_step = false;
     rows += items_[i].tokens;
+    stream.replica->rows += items_[i].tokens;
     if (remapped && items_[i].policy != nullptr && items_[i].policy->lossy()) {
       stream.exact_tokens = std::min(stream.exact_tokens, stream.sequence->computed_tokens() - 1);
     }
@@ -604,8 +650,7 @@ void DecodeNode::OnStepDone() {
       if (absl::IsInternal(status)) metrics_.bad_logits.Increment();
       SendFailure(stream.router, id, status,
                   static_cast<int64_t>(stream.sequence->output().size()));
-      scheduler_.Remove(id);
-      streams_.erase(id);
+      Forget(id);
       continue;
     }
     const engine::ItemResult& result = engine_.results()[i];
@@ -629,7 +674,7 @@ void DecodeNode::OnStepDone() {
       *entry.add_tokens() = node::TokenToWire(result.token);
     }
     if (!sequence.finished()) {
-      scheduler_.OnToken(id);
+      stream.replica->scheduler.OnToken(id);
       continue;
     }
     proto::Terminal terminal;
@@ -644,6 +689,7 @@ void DecodeNode::OnStepDone() {
   if (step_status_.ok()) {
     metrics_.OnStep(static_cast<int64_t>(step_ids_.size()), rows, absl::ToDoubleSeconds(took));
     step_time_.Add(rows, took);
+    for (const auto& replica : replicas_) metrics_.OnReplicaRows(replica->number, replica->rows);
     last_stats_ = engine_.runner().stats();
   }
   // A sequence's last tokens go out before its last word.
@@ -651,8 +697,7 @@ void DecodeNode::OnStepDone() {
   for (auto& [id, terminal] : finished) {
     SendTerminal(streams_.at(id).router, id, std::move(terminal));
     KeepPrefix(streams_.at(id));
-    scheduler_.Remove(id);
-    streams_.erase(id);
+    Forget(id);
   }
   const bool completed = step_status_.ok();
   const bool backed_off = backed_off_;
@@ -694,6 +739,12 @@ void DecodeNode::SendFailure(Incarnation router, SequenceId id, const absl::Stat
   SendTerminal(router, id, std::move(terminal));
 }
 
+void DecodeNode::Forget(SequenceId id) {
+  const auto it = streams_.find(id);
+  it->second.replica->scheduler.Remove(id);
+  streams_.erase(it);
+}
+
 // Ends a cancelled stream that is in no step: its blocks return here.
 void DecodeNode::Erase(SequenceId id) {
   auto it = streams_.find(id);
@@ -703,8 +754,7 @@ void DecodeNode::Erase(SequenceId id) {
   const Incarnation router = it->second.router;
   const absl::Time cancelled = it->second.cancelled;
   KeepPrefix(it->second);
-  scheduler_.Remove(id);
-  streams_.erase(it);
+  Forget(id);
   metrics_.release_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - cancelled));
   metrics_.OnFinished(NodeMetrics::FinishReason::kAbort);
   SendTerminal(router, id, std::move(terminal));
@@ -713,11 +763,25 @@ void DecodeNode::Erase(SequenceId id) {
 
 void DecodeNode::ReportLoad() {
   control_.LoadChanged();
-  const int64_t free = engine_.pool().free_blocks();
-  metrics_.SetBlocks(free, engine_.pool().capacity_blocks() - free - granted_blocks_,
-                     granted_blocks_);
-  metrics_.SetCachedBlocks(engine_.pool().cached_blocks());
-  metrics_.SetLoad(scheduler_.running(), scheduler_.sequences() - scheduler_.running());
+  int64_t free = 0;
+  int64_t used = 0;
+  int64_t granted = 0;
+  int64_t cached = 0;
+  int64_t running = 0;
+  int64_t waiting = 0;
+  for (const auto& replica : replicas_) {
+    const kv::BlockPool& pool = replica->pool;
+    free += pool.free_blocks();
+    used += pool.capacity_blocks() - pool.free_blocks() - replica->granted_blocks;
+    granted += replica->granted_blocks;
+    cached += pool.cached_blocks();
+    running += replica->scheduler.running();
+    waiting += replica->scheduler.sequences() - replica->scheduler.running();
+    metrics_.SetReplica(replica->number, replica->sequences(), pool.free_blocks());
+  }
+  metrics_.SetBlocks(free, used, granted);
+  metrics_.SetCachedBlocks(cached);
+  metrics_.SetLoad(running, waiting);
 }
 
 }  // namespace lynx::decode

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,6 +41,9 @@ namespace lynx::decode {
 //
 // What sequences leave behind is kept for prompts that begin alike (kv::PrefixCache): a grant then
 // holds the blocks of such a prefix, and only the rest is handed over.
+//
+// Attention replicas have sequences and blocks of their own, and are scheduled each for itself; a
+// sequence stays with the one that granted it room. What all of them have planned is one step.
 class DecodeNode final : private node::NodeControl::Delegate,
                          private DecodeScheduler::Leases,
                          private engine::StepListener,
@@ -50,8 +54,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
     std::string model_name;
     int32_t max_context_tokens = 0;
     bool prefix_cache = true;            // A prefix that is here is not handed over again.
-    int32_t max_sequences = 512;         // Granted and running together.
-    DecodeScheduler::Options scheduler;  // Its groups are the engine's.
+    int32_t max_sequences = 512;         // Granted and running together, on all replicas.
+    DecodeScheduler::Options scheduler;  // Of each replica. Its groups are the engine's.
     // Of each rank: bytes of copies of what preempted sequences held.
     int64_t swap_space = 0;
     node::RankChannel* ranks = nullptr;  // The node's others; null: there are none.
@@ -81,8 +85,27 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) override;
 
  private:
+  // One of the node's attention replicas; on most nodes the only one.
+  struct Replica {
+    Replica(int32_t n, kv::BlockPool& p, const DecodeScheduler::Options& options)
+        : number(n), pool(p), scheduler(options) {}
+
+    const int32_t number;
+    kv::BlockPool& pool;
+    DecodeScheduler scheduler;
+    std::optional<kv::PrefixCache> prefixes;
+    int32_t grants = 0;
+    int64_t granted_blocks = 0;
+    int64_t rows = 0;  // Of the running step.
+
+    // What is left for newcomers.
+    int64_t room() const { return pool.free_blocks() - scheduler.headroom_blocks(); }
+    int32_t sequences() const { return grants + scheduler.sequences(); }
+  };
+
   // A sequence that was adopted, or whose prompt is computed here.
   struct Stream {
+    Replica* replica = nullptr;
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
     // Until it is sent; null where it was prefill's to send.
@@ -106,7 +129,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
   const kv::PrefixLedger* Prefixes() const override {
-    return prefixes_.has_value() ? &prefixes_->ledger() : nullptr;
+    return options_.prefix_cache ? &prefixes_ : nullptr;
   }
   void OnRouterAlive(Incarnation router, std::span<const uint64_t> sequences) override;
 
@@ -114,13 +137,14 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void OnPrefill(Incarnation router, const proto::Prefill& request);
   // A stream of `prompt` and the tokens sampled already. InvalidArgument, OutOfRange: it cannot be
   // served here.
-  absl::StatusOr<Stream> NewStream(Incarnation router, std::vector<TokenId> prompt,
+  absl::StatusOr<Stream> NewStream(Replica& replica, Incarnation router,
+                                   std::vector<TokenId> prompt,
                                    const proto::SamplingParams& sampling,
                                    std::span<const TokenId> output, const std::string& cache_salt);
   // Gives up prompts whose first token is overdue; not while a step runs.
   void FailLate();
-  // The longest prefix of the prompt that is here and may be used.
-  kv::PrefixCache::Found FindPrefix(const proto::Reserve& request);
+  // The longest prefix of the prompt that is there and may be used.
+  kv::PrefixCache::Found FindPrefix(Replica& replica, const proto::Reserve& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
               const std::string& message);
   void Cancel(SequenceId id, Incarnation router);
@@ -149,6 +173,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
   void SendFailure(Incarnation router, SequenceId id, const absl::Status& status,
                    int64_t output_tokens);
   void Erase(SequenceId id);
+  // Its blocks return.
+  void Forget(SequenceId id);
   // To metrics now, and soon to the routers.
   void ReportLoad();
 
@@ -160,14 +186,15 @@ class DecodeNode final : private node::NodeControl::Delegate,
   node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
   KvReceiver* receiver_ = nullptr;
-  DecodeScheduler scheduler_;
+  kv::PrefixLedger prefixes_;  // Of all replicas.
+  std::vector<std::unique_ptr<Replica>> replicas_;
   node::StepTimeFit step_time_;
   SwapCost swap_cost_;
   StepPolicy policy_;
   QualityWatch& quality_;
-  std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Stream> streams_;
   struct Granted {
+    Replica* replica = nullptr;
     Incarnation router = 0;
     int32_t prompt_tokens = 0;
     int64_t blocks = 0;  // No more free because of it.
@@ -177,7 +204,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
     Claim claim;
   };
   std::map<SequenceId, Granted> grants_;  // Not adopted yet; the receiver holds their leases.
-  int64_t granted_blocks_ = 0;
+  // Takes the grant out.
+  Granted EndGrant(std::map<SequenceId, Granted>::iterator grant);
   int64_t sampled_tokens_ = 0;  // Since the start.
   bool draining_ = false;
 

@@ -104,7 +104,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
       {{"policy", moe::ToString(policy->own())},
        {"mixed_steps", config.lynx_mixed_steps},
        {"preset", moe::PresetFor(model::FactsOf(spec, runtime.model_name())).source}});
-  node::NodeMetrics metrics(runtime.registry(), "decode", runtime.model_name());
+  node::NodeMetrics metrics(runtime.registry(), "decode", runtime.model_name(),
+                            runtime.layout().dp);
   node::MoeMetrics moe_metrics(runtime.registry(), spec, policy->own());
   QualityWatch quality({.share = config.guard_share,
                         .guard = {.budget = {.max_kl_nats = config.guard_kl,
@@ -177,9 +178,10 @@ int Main(int argc, const char* const* argv) {
   config::FlagSet flags("lynx-decode",
                         "A decode node: takes KV from prefill nodes and generates tokens.");
   node::AddNodeFlags(flags, config.node);
-  flags.AddInt("max-batch", &config.max_batch, {1, 4096}, "sequences advanced in one step");
+  flags.AddInt("max-batch", &config.max_batch, {1, 4096},
+               "sequences advanced in one step, of each replica");
   flags.AddInt("max-sequences", &config.max_sequences, {1, 1 << 20},
-               "sequences granted and running; more are refused as busy");
+               "sequences granted and running, on all replicas; more are refused as busy");
   flags.AddBytes("swap-space", &config.swap_space, {0},
                  "memory of each rank for the KV of preempted sequences where copying it is "
                  "cheaper than computing "
@@ -190,7 +192,8 @@ int Main(int argc, const char* const* argv) {
                   "step-rows for prompts");
   flags.AddInt("prompt-rows", &config.prompt_rows, {-1, 65536},
                "most tokens of prompts, or of what is computed again, in a step that also "
-               "decodes; 0 takes no prompts, -1 goes by the role: 64, or all of step-rows");
+               "decodes, for each replica; 0 takes no prompts, -1 goes by the role: 64, or all of "
+               "step-rows");
   flags.AddDuration("max-prefill-time", &config.max_prefill_time, {absl::Seconds(1)},
                     "longest time from a prompt's arrival to its first token");
   flags.AddDuration("max-lease", &config.max_lease, {absl::Seconds(1)},

@@ -36,7 +36,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
                        config.node.step_rows, config.step_logits, [](node::RankWorkerParts parts) {
                          return std::make_unique<RankSender>(std::move(parts), KvSender::Options{});
                        }));
-  node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name());
+  node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name(),
+                            runtime.layout().dp);
   node::MoeMetrics moe_metrics(runtime.registry(), engine->runner().spec(), moe::Policy{});
 
   // In order of destruction, last to first: the loop is stopped by then.
@@ -94,11 +95,12 @@ int Main(int argc, const char* const* argv) {
                         "A prefill node: computes prompts and hands their KV to decode nodes.");
   node::AddNodeFlags(flags, config.node);
   flags.AddInt("step-logits", &config.step_logits, {1, 65536},
-               "most rows of a step whose logits are wanted (prompts' log-probabilities)");
+               "most rows of a step whose logits are wanted (prompts' log-probabilities), for "
+               "each replica");
   flags.AddInt("max-prompts", &config.max_prompts, {1, 1 << 20},
-               "prompts waiting or running; more are refused as busy");
+               "prompts waiting or running, of each replica; more are refused as busy");
   flags.AddInt("max-queued-tokens", &config.max_queued_tokens, {1, int64_t{1} << 40},
-               "prompt tokens not yet computed; more are refused as busy");
+               "prompt tokens not yet computed, of each replica; more are refused as busy");
   flags.AddDuration("max-prefill-time", &config.max_prefill_time, {absl::Seconds(1)},
                     "longest time from a prompt's arrival to its hand-off");
   return node::RunNode(flags, argc, argv, config.node, "prefill",

@@ -11,6 +11,7 @@
 #include "common/node/sampling_wire.h"
 #include "common/proto/step_time_wire.h"
 #include "common/telemetry/log.h"
+#include "services/prefill/scheduler/replica_choice.h"
 
 namespace lynx::prefill {
 namespace {
@@ -35,9 +36,12 @@ PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSende
       moe_metrics_(moe_metrics),
       control_({.incarnation = options.incarnation, .router_timeout = options.router_timeout}, loop,
                channel, *this),
-      scheduler_(options.scheduler),
-      step_time_(options.scheduler.step_rows) {
-  if (options.prefix_cache) prefixes_.emplace(engine.pool());
+      step_time_(options.scheduler.step_rows * engine.options().replicas) {
+  for (int32_t i = 0; i < engine.options().replicas; ++i) {
+    Replica& replica =
+        *replicas_.emplace_back(std::make_unique<Replica>(i, engine.pool(i), options.scheduler));
+    if (options.prefix_cache) replica.prefixes.emplace(replica.pool, &prefixes_);
+  }
 }
 
 PrefillNode::~PrefillNode() {
@@ -45,7 +49,7 @@ PrefillNode::~PrefillNode() {
 }
 
 void PrefillNode::Start() {
-  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks());
+  metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks() * std::ssize(replicas_));
   metrics_.SetState(proto::NODE_STATE_READY);
   control_.Start();
 }
@@ -79,12 +83,19 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_max_context_tokens(options_.max_context_tokens);
   status.set_experts(engine_.runner().spec().experts);
   status.set_experts_per_token(engine_.runner().spec().experts_per_token);
-  status.set_kv_blocks_total(engine_.pool().capacity_blocks());
-  status.set_kv_blocks_free(engine_.pool().free_blocks());
+  std::vector<int64_t> free;
+  int32_t waiting = 0;
+  int64_t queued_tokens = 0;
+  for (const auto& replica : replicas_) {
+    free.push_back(replica->pool.free_blocks());
+    waiting += replica->scheduler.waiting();
+    queued_tokens += replica->scheduler.queued_tokens();
+  }
+  node::DescribeBlocks(engine_.pool().capacity_blocks(), free, status);
   node::DescribeGroups(engine_.pool().groups(), options_.scheduler.step_rows, status);
-  status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - scheduler_.waiting());
-  status.set_waiting_sequences(scheduler_.waiting());
-  status.set_queued_prompt_tokens(scheduler_.queued_tokens());
+  status.set_running_sequences(static_cast<int32_t>(jobs_.size()) - waiting);
+  status.set_waiting_sequences(waiting);
+  status.set_queued_prompt_tokens(queued_tokens);
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   node::DescribeTotals(computed_tokens_, moe_metrics_.totals(), status);
   return status;
@@ -155,21 +166,25 @@ void PrefillNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   const absl::Duration allowed =
       std::min(absl::Milliseconds(request.deadline_ms()), options_.max_prefill_time);
   const absl::Time deadline = loop_.Now() + allowed;
-  const absl::Status queued = scheduler_.Add({.id = id,
-                                              .tokens = tokens,
-                                              .deadline = deadline,
-                                              .all_logits = all_logits,
-                                              .priority = request.priority(),
-                                              .tenant = request.tenant()});
+  Replica& replica = ChooseReplicaFor(request, **sequence);
+  const absl::Status queued = replica.scheduler.Add({.id = id,
+                                                     .tokens = tokens,
+                                                     .deadline = deadline,
+                                                     .all_logits = all_logits,
+                                                     .priority = request.priority(),
+                                                     .tenant = request.tenant()});
   if (!queued.ok()) {
     return Refuse(router, id, Refused::REASON_BUSY, std::string(queued.message()));
   }
 
   Job& job = jobs_[id];
   job.id = id;
+  job.replica = &replica;
+  job.replica->jobs += 1;
   job.router = router;
   job.sequence = *std::move(sequence);
   job.tokens = tokens;
+  job.sequence->PlaceOn(replica.number);
   job.grant = request.grant();
   job.sampling = request.sampling();
   job.cache_salt = request.cache_salt();
@@ -195,17 +210,35 @@ void PrefillNode::Refuse(Incarnation router, SequenceId id, proto::Refused::Reas
   control_.Send(router, std::move(envelope));
 }
 
+PrefillNode::Replica& PrefillNode::ChooseReplicaFor(const proto::Prefill& request,
+                                                    const engine::Sequence& sequence) {
+  if (replicas_.size() == 1) return *replicas_[0];
+  std::vector<ReplicaOffer> offers;
+  for (const auto& replica : replicas_) {
+    ReplicaOffer& offer = offers.emplace_back();
+    offer.queued_tokens = replica->scheduler.queued_tokens();
+    offer.free_blocks = replica->pool.free_blocks();
+    if (!replica->prefixes.has_value() || sequence.params().prompt_logprobs) continue;
+    offer.held_tokens = replica->prefixes
+                            ->Find(kv::RootPrefix(request.cache_salt()), sequence.tokens(),
+                                   /*lossy_too=*/false)
+                            .blocks.capacity_tokens();
+  }
+  return *replicas_[ChooseReplica(offers)];
+}
+
 // Leases the blocks of a prompt, those that are computed already as far as they are here.
 absl::Status PrefillNode::LeaseBlocks(Job& job) {
   engine::Sequence& sequence = *job.sequence;
+  Replica& replica = *job.replica;
   // All that it will ever take: a prompt under way never waits for others.
   const auto reserve = [&] {
-    return sequence.ReserveBlocks(engine_.pool(), job.tokens, options_.scheduler.step_rows);
+    return sequence.ReserveBlocks(replica.pool, job.tokens, options_.scheduler.step_rows);
   };
   // Log-probabilities of a prompt need logits of all its rows.
-  if (!prefixes_.has_value() || sequence.params().prompt_logprobs) return reserve();
+  if (!replica.prefixes.has_value() || sequence.params().prompt_logprobs) return reserve();
   kv::BlockTable held =
-      prefixes_->Find(kv::RootPrefix(job.cache_salt), sequence.tokens(), /*lossy_too=*/false)
+      replica.prefixes->Find(kv::RootPrefix(job.cache_salt), sequence.tokens(), /*lossy_too=*/false)
           .blocks;
   if (held.empty()) return reserve();
   job.cached_tokens = static_cast<int32_t>(held.capacity_tokens());
@@ -225,9 +258,9 @@ std::optional<int32_t> PrefillNode::StartJob(SequenceId id) {
   if (!LeaseBlocks(job).ok()) return std::nullopt;
   metrics_.prompt_tokens_cached.Increment(job.cached_tokens);
   metrics_.queue_seconds.Observe(absl::ToDoubleSeconds(loop_.Now() - job.arrived));
-  auto handoff = sender_.Begin(job.grant, job.deadline, [this, id](const absl::Status& status) {
-    OnHandoffDone(id, status);
-  });
+  auto handoff = sender_.Begin(
+      job.grant, job.deadline,
+      [this, id](const absl::Status& status) { OnHandoffDone(id, status); }, job.replica->number);
   if (!handoff.ok()) {
     job.start_status = handoff.status();
     return job.cached_tokens;
@@ -237,20 +270,31 @@ std::optional<int32_t> PrefillNode::StartJob(SequenceId id) {
   return job.cached_tokens;
 }
 
-void PrefillNode::MaybeStep() {
-  if (stepping_) return;
+std::vector<PrefillScheduler::Chunk> PrefillNode::PlanChunks(Replica& replica) {
+  std::vector<PrefillScheduler::Chunk> chunks;
   bool failed = false;
   do {
-    chunks_ = scheduler_.Next(loop_.Now(), step_time_.Get(),
-                              [this](SequenceId id) { return StartJob(id); });
-    failed = std::erase_if(chunks_, [this](const PrefillScheduler::Chunk& chunk) {
+    chunks = replica.scheduler.Next(loop_.Now(), step_time_.Get(),
+                                    [this](SequenceId id) { return StartJob(id); });
+    failed = std::erase_if(chunks, [this](const PrefillScheduler::Chunk& chunk) {
                Job& job = jobs_.at(chunk.id);
                if (job.start_status.ok()) return false;
                Fail(job, job.start_status);
                EraseIfDone(chunk.id);
                return true;
              }) > 0;
-  } while (chunks_.empty() && failed);  // Those behind the failed ones have their turn now.
+  } while (chunks.empty() && failed);  // Those behind the failed ones have their turn now.
+  return chunks;
+}
+
+void PrefillNode::MaybeStep() {
+  if (stepping_) return;
+  chunks_.clear();
+  for (const auto& replica : replicas_) {
+    const auto chunks = PlanChunks(*replica);
+    chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
+    replica->rows = 0;
+  }
   ReportLoad();
   if (chunks_.empty()) return;
 
@@ -260,17 +304,25 @@ void PrefillNode::MaybeStep() {
     job.in_step = true;
     PushCached(job);
     const absl::Status room =
-        job.sequence->EnsureBlocks(engine_.pool(), int64_t{chunk.start} + chunk.rows);
+        job.sequence->EnsureBlocks(job.replica->pool, int64_t{chunk.start} + chunk.rows);
     LYNX_CHECK_MSG(room.ok(), std::string(room.message()));  // It was reserved.
     items_.push_back({job.sequence.get(), chunk.rows});
   }
   stepping_ = true;
+  pushed_layers_ = 0;
   step_began_ = loop_.Now();
   executor_.Run([this] { step_status_ = engine_.Step(items_, this); }, [this] { OnStepDone(); });
 }
 
 void PrefillNode::OnLayerDone(int32_t layer, std::span<const engine::WorkItem>) {
-  loop_.Post([this, layer] { PushLayer(layer); });
+  // Where there are several, what this rank has seen the end of another replica may be behind in.
+  // They meet in layers with experts, and at the step's end.
+  const auto& feed_forward = engine_.runner().spec().feed_forward;
+  if (replicas_.size() > 1 &&
+      feed_forward[static_cast<size_t>(layer)] != model::FeedForwardKind::kMoe) {
+    return;
+  }
+  loop_.Post([this, layer] { PushLayers(layer + 1); });
 }
 
 void PrefillNode::OnLeft(engine::Sequence& sequence) {
@@ -293,13 +345,15 @@ void PrefillNode::PushCached(Job& job) {
 // A chunk's full blocks go out as soon as a layer of it is done; the block it leaves half full goes
 // with the chunk that fills it, or with the last one. What no row behind the prompt attends to
 // stays here; nothing else is given back while the prompt is computed.
-void PrefillNode::PushLayer(int32_t layer) {
-  for (const PrefillScheduler::Chunk& chunk : chunks_) {
-    const auto job = jobs_.find(chunk.id);
-    if (job == jobs_.end() || !job->second.in_step) continue;  // It has left the step.
-    const int32_t end = chunk.start + chunk.rows;
-    PushBlocks(job->second, layer, chunk.start / kv::kBlockTokens,
-               chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens);
+void PrefillNode::PushLayers(int32_t past) {
+  for (; pushed_layers_ < past; ++pushed_layers_) {
+    for (const PrefillScheduler::Chunk& chunk : chunks_) {
+      const auto job = jobs_.find(chunk.id);
+      if (job == jobs_.end() || !job->second.in_step) continue;  // It has left the step.
+      const int32_t end = chunk.start + chunk.rows;
+      PushBlocks(job->second, pushed_layers_, chunk.start / kv::kBlockTokens,
+                 chunk.last ? static_cast<int32_t>(kv::BlocksFor(end)) : end / kv::kBlockTokens);
+    }
   }
 }
 
@@ -320,6 +374,7 @@ void PrefillNode::PushBlocks(Job& job, int32_t layer, int32_t first, int32_t pas
 
 void PrefillNode::OnStepDone() {
   stepping_ = false;
+  if (step_status_.ok()) PushLayers(engine_.runner().spec().layers);
   const std::vector<PrefillScheduler::Chunk> chunks = std::move(chunks_);
   chunks_.clear();
   int64_t rows = 0;
@@ -329,6 +384,7 @@ void PrefillNode::OnStepDone() {
     Job& job = it->second;
     job.in_step = false;
     rows += chunks[i].rows;
+    job.replica->rows += chunks[i].rows;
     if (job.ended) {
       // Ended while the step ran; its blocks wait for the hand-off only.
     } else if (!step_status_.ok()) {
@@ -346,6 +402,7 @@ void PrefillNode::OnStepDone() {
     const absl::Duration took = loop_.Now() - step_began_;
     metrics_.OnStep(static_cast<int64_t>(chunks.size()), rows, absl::ToDoubleSeconds(took));
     step_time_.Add(rows, took);
+    for (const auto& replica : replicas_) metrics_.OnReplicaRows(replica->number, replica->rows);
     moe_metrics_.OnStep(engine_.runner().stats());
   }
   for (const PrefillScheduler::Chunk& chunk : chunks) EraseIfDone(chunk.id);
@@ -357,10 +414,10 @@ void PrefillNode::OnPromptDone(Job& job, const engine::ItemResult& result) {
     *job.first.add_prompt() = node::TokenToWire(token);
   }
   if (!result.has_token) return;
-  if (prefixes_.has_value()) {
-    prefixes_->Keep(kv::RootPrefix(job.cache_salt),
-                    job.sequence->tokens().first(static_cast<size_t>(job.tokens)), job.tokens,
-                    job.sequence->blocks());
+  if (job.replica->prefixes.has_value()) {
+    job.replica->prefixes->Keep(kv::RootPrefix(job.cache_salt),
+                                job.sequence->tokens().first(static_cast<size_t>(job.tokens)),
+                                job.tokens, job.sequence->blocks());
   }
   metrics_.output_tokens.Increment();
   job.sequence->ReleaseUnneeded();  // The hand-off reads the rest.
@@ -439,7 +496,7 @@ void PrefillNode::Stop(Job& job) {
   LYNX_CHECK(!job.ended);
   job.ended = true;
   job.sequence->Cancel();  // A running step need not finish for it.
-  scheduler_.Remove(job.id);
+  job.replica->scheduler.Remove(job.id);
   loop_.CancelTimer(job.deadline_timer);
   if (job.handoff_open) sender_.Abort(job.handoff, "the sequence ended on the prefill node");
 }
@@ -481,18 +538,29 @@ void PrefillNode::EraseIfDone(SequenceId id) {
   if (job.cancelled != absl::InfiniteFuture()) {
     SendTerminal(job, TerminalOf(proto::Terminal::KIND_CANCELLED));
   }
+  job.replica->jobs -= 1;
   jobs_.erase(it);
   ReportLoad();
 }
 
 void PrefillNode::ReportLoad() {
   control_.LoadChanged();
-  const int64_t free = engine_.pool().free_blocks();
-  const int64_t held = engine_.pool().capacity_blocks() - free;
+  int64_t free = 0;
+  int64_t held = 0;
+  int64_t cached = 0;
+  int64_t waiting = 0;
+  for (const auto& replica : replicas_) {
+    const kv::BlockPool& pool = replica->pool;
+    free += pool.free_blocks();
+    held += pool.capacity_blocks() - pool.free_blocks();
+    cached += pool.cached_blocks();
+    waiting += replica->scheduler.waiting();
+    metrics_.SetReplica(replica->number, replica->jobs, pool.free_blocks());
+  }
   const int64_t pinned = std::min(pinned_blocks_, held);  // Prompts that begin alike share some.
   metrics_.SetBlocks(free, held - pinned, pinned);
-  metrics_.SetCachedBlocks(engine_.pool().cached_blocks());
-  metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - scheduler_.waiting(), scheduler_.waiting());
+  metrics_.SetCachedBlocks(cached);
+  metrics_.SetLoad(static_cast<int64_t>(jobs_.size()) - waiting, waiting);
 }
 
 }  // namespace lynx::prefill

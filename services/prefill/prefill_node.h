@@ -30,14 +30,17 @@ namespace lynx::prefill {
 //
 // A prompt's blocks return when nothing reads them any more: after its last step and after its
 // hand-off has reported its end, whatever happened to the prompt before.
+//
+// Attention replicas have queues and blocks of their own; what all of them have planned is one
+// step.
 class PrefillNode final : private node::NodeControl::Delegate, private engine::StepListener {
  public:
   struct Options {
     Incarnation incarnation = 0;
     std::string model_name;
     int32_t max_context_tokens = 0;
-    bool prefix_cache = true;  // Prompts that begin alike are computed once.
-    PrefillScheduler::Options scheduler;
+    bool prefix_cache = true;             // Prompts that begin alike are computed once.
+    PrefillScheduler::Options scheduler;  // Of each replica.
     absl::Duration max_prefill_time = absl::Minutes(10);  // Caps the deadline a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
   };
@@ -58,9 +61,23 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   bool idle() const { return jobs_.empty(); }
 
  private:
+  // One of the node's attention replicas; on most nodes the only one.
+  struct Replica {
+    Replica(int32_t n, kv::BlockPool& p, const PrefillScheduler::Options& options)
+        : number(n), pool(p), scheduler(options) {}
+
+    const int32_t number;
+    kv::BlockPool& pool;
+    PrefillScheduler scheduler;
+    std::optional<kv::PrefixCache> prefixes;
+    int64_t jobs = 0;
+    int64_t rows = 0;  // Of the running step.
+  };
+
   // One prompt, from its arrival until its blocks have returned.
   struct Job {
     SequenceId id = 0;
+    Replica* replica = nullptr;
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
     int32_t tokens = 0;  // To be computed: the prompt and what was sampled elsewhere.
@@ -86,7 +103,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void OnRequest(Incarnation router, const proto::Envelope& envelope) override;
   void OnRouterLost(Incarnation router) override;
   const kv::PrefixLedger* Prefixes() const override {
-    return prefixes_.has_value() ? &prefixes_->ledger() : nullptr;
+    return options_.prefix_cache ? &prefixes_ : nullptr;
   }
   void OnRouterAlive(Incarnation, std::span<const uint64_t>) override {}
   void OnLayerDone(int32_t layer, std::span<const engine::WorkItem> items) override;
@@ -95,11 +112,16 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   void OnPrefill(Incarnation router, const proto::Prefill& request);
   void Refuse(Incarnation router, SequenceId id, proto::Refused::Reason reason,
               const std::string& message);
+  // Where a prompt is computed.
+  Replica& ChooseReplicaFor(const proto::Prefill& request, const engine::Sequence& sequence);
   std::optional<int32_t> StartJob(SequenceId id);
   absl::Status LeaseBlocks(Job& job);
   void MaybeStep();
+  // What a replica computes in the next step.
+  std::vector<PrefillScheduler::Chunk> PlanChunks(Replica& replica);
   void PushCached(Job& job);
-  void PushLayer(int32_t layer);
+  // All layers of the running step before `past` that have not gone out yet.
+  void PushLayers(int32_t past);
   // One layer of the prompt's blocks [first, past), those that decode wants.
   void PushBlocks(Job& job, int32_t layer, int32_t first, int32_t past);
   void OnStepDone();
@@ -125,9 +147,9 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   node::NodeMetrics& metrics_;
   node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
-  PrefillScheduler scheduler_;
+  kv::PrefixLedger prefixes_;  // Of all replicas.
+  std::vector<std::unique_ptr<Replica>> replicas_;
   node::StepTimeFit step_time_;
-  std::optional<kv::PrefixCache> prefixes_;
   std::map<SequenceId, Job> jobs_;
   int64_t computed_tokens_ = 0;  // Since the start.
   int64_t pinned_blocks_ = 0;    // Of all jobs.
@@ -137,6 +159,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
   bool stepping_ = false;
   std::vector<PrefillScheduler::Chunk> chunks_;
   std::vector<engine::WorkItem> items_;
+  int32_t pushed_layers_ = 0;
   absl::Time step_began_;
   absl::Status step_status_;  // Written by the step, read after it.
 };

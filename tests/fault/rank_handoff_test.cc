@@ -2,6 +2,7 @@
 // hold, decode adopts exactly the bytes that prefill computed or nothing, and everything is given
 // back on all ranks.
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -26,27 +27,35 @@ namespace lynx::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int32_t kPrompt = 40;  // 3 blocks.
 constexpr int32_t kBlocks = 32;
 
-// How `tp` ranks hold the heads of `whole`, as model::ShardOf() deals them out.
+// How `tp` ranks, of each of `dp` replicas, hold the heads of `whole`, as model::ShardOf() deals
+// them out.
 struct Shards {
   kv::KvLayout whole;
   int32_t tp = 1;
+  int32_t dp = 1;
 
   int32_t copies() const { return std::max(1, tp / whole.kv_heads); }
   int32_t heads() const { return std::max(1, whole.kv_heads / tp); }
-  int32_t first_head(int32_t rank) const { return rank / copies() * heads(); }
+  int32_t world() const { return tp * dp; }
+  int32_t first_head(int32_t rank) const { return rank % tp / copies() * heads(); }
   kv::KvLayout layout() const {
     kv::KvLayout layout = whole;
     layout.kv_heads = heads();
     return layout;
   }
   transfer::NodeIdentity Identity(Incarnation incarnation, int32_t rank) const {
-    return {incarnation, "model-a", "class-a",
-            transfer::DescribeLayout(layout(), whole.kv_heads, tp, rank, first_head(rank))};
+    transfer::NodeIdentity identity = {
+        incarnation, "model-a", "class-a",
+        transfer::DescribeLayout(layout(), whole.kv_heads, tp, rank % tp, first_head(rank))};
+    identity.layout.set_replica(rank / tp);
+    return identity;
   }
   // What that rank holds of a block.
   std::vector<std::byte> Block(uint64_t sequence, int32_t layer, int32_t index,
@@ -115,8 +124,11 @@ class Group {
 
 // What both kinds of nodes have.
 struct Node {
-  Node(EventLoop& loop, const Shards& s) : shards(s), pool(kBlocks, s.whole.groups), group(loop) {
-    for (int32_t rank = 0; rank < shards.tp; ++rank) {
+  Node(EventLoop& loop, const Shards& s) : shards(s), group(loop) {
+    for (int32_t replica = 0; replica < shards.dp; ++replica) {
+      pools.emplace_back(kBlocks, s.whole.groups);
+    }
+    for (int32_t rank = 0; rank < shards.world(); ++rank) {
       arenas.push_back(kv::KvArena::Create(shards.layout(), kBlocks).value());
       registries.push_back(std::make_unique<telemetry::Registry>());
     }
@@ -144,8 +156,15 @@ struct Node {
     return MetricsSum(registries[rank]->Render(), name);
   }
 
+  // The ranks of a replica.
+  std::vector<int32_t> RanksOf(int32_t replica) const {
+    std::vector<int32_t> ranks(static_cast<size_t>(shards.tp));
+    std::iota(ranks.begin(), ranks.end(), replica * shards.tp);
+    return ranks;
+  }
+
   const Shards shards;
-  kv::BlockPool pool;
+  std::deque<kv::BlockPool> pools;  // Of each replica.
   std::vector<std::unique_ptr<kv::KvArena>> arenas;
   std::vector<std::unique_ptr<telemetry::Registry>> registries;
   std::vector<FaultyTransferEngine*> faults;  // By rank.
@@ -159,7 +178,7 @@ class Decode final : public Node, public decode::KvReceiver::Handler {
       : Node(loop, s) {
     auto own = Engine(fabric, "decode-0", loop);
     decode::ReceiverRanks ranks;
-    for (int32_t rank = 0; rank < s.tp; ++rank) {
+    for (int32_t rank = 0; rank < s.world(); ++rank) {
       proto::RankEndpoint& endpoint = ranks.endpoints.emplace_back();
       endpoint.set_transfer_address(absl::StrCat("decode-", rank));
       endpoint.set_head_begin(s.first_head(rank));
@@ -171,24 +190,30 @@ class Decode final : public Node, public decode::KvReceiver::Handler {
       group.workers.push_back(std::move(worker));
     }
     ranks.channel = group.channel();
-    if (s.tp == 1) ranks = {};
+    if (s.world() == 1) ranks = {};
     receiver = std::make_unique<decode::KvReceiver>(
         s.Identity(incarnation, 0), *arenas[0], std::move(own), loop, *registries[0], *this,
         decode::KvReceiver::Options{}, std::move(ranks));
     group.hear = [this](int rank, const auto& message) { receiver->OnRankMessage(rank, message); };
   }
-  proto::GrantInfo Reserve(uint64_t sequence) {
-    auto lease = kv::BlockTable::Acquire(pool, kPrompt, kPrompt);
+  proto::GrantInfo Reserve(uint64_t sequence, int32_t replica = 0) {
+    auto lease = kv::BlockTable::Acquire(pools[static_cast<size_t>(replica)], kPrompt, kPrompt);
     EXPECT_THAT(lease, IsOk());
-    auto grant = receiver->Reserve(
-        {sequence, DecodeNode::kRouter, kPrompt, {}, absl::Seconds(30), *std::move(lease)});
+    auto grant = receiver->Reserve({sequence,
+                                    DecodeNode::kRouter,
+                                    kPrompt,
+                                    {},
+                                    absl::Seconds(30),
+                                    *std::move(lease),
+                                    replica});
     EXPECT_THAT(grant, IsOk());
+    replicas[sequence] = replica;
     return grant.value_or(proto::GrantInfo());
   }
   void OnAdopt(decode::Adopted one) override {
     const uint64_t sequence = one.sequence;
     // At this moment: all ranks have it.
-    for (int32_t rank = 0; rank < shards.tp; ++rank) {
+    for (const int32_t rank : RanksOf(replicas.at(sequence))) {
       for (int32_t layer = 0; layer < shards.whole.layers; ++layer) {
         for (int32_t i = 0; i < one.lease.end_block(); ++i) {
           const auto held = arenas[static_cast<size_t>(rank)]->BlockLayerSpan(
@@ -206,6 +231,7 @@ class Decode final : public Node, public decode::KvReceiver::Handler {
 
   std::vector<decode::RankReceiver*> receivers;
   std::unique_ptr<decode::KvReceiver> receiver;
+  std::map<uint64_t, int32_t> replicas;
   std::map<uint64_t, decode::Adopted> adopted;
   std::map<uint64_t, absl::Status> failed;
 };
@@ -216,7 +242,7 @@ class Prefill final : public Node {
           Incarnation incarnation = 0x9e, const std::string& name = "prefill")
       : Node(l, s), loop(l) {
     auto own = Engine(fabric, absl::StrCat(name, "-0"), loop);
-    for (int32_t rank = 1; rank < s.tp; ++rank) {
+    for (int32_t rank = 1; rank < s.world(); ++rank) {
       auto worker = std::make_unique<prefill::RankSender>(
           Parts(incarnation, rank, fabric, name, loop), prefill::KvSender::Options{});
       senders.push_back(worker.get());
@@ -228,14 +254,15 @@ class Prefill final : public Node {
     group.hear = [this](int rank, const auto& message) { sender->OnRankMessage(rank, message); };
   }
   void Start(uint64_t sequence, const proto::GrantInfo& grant,
-             absl::Duration deadline = absl::Seconds(60)) {
-    auto lease = kv::BlockTable::Acquire(pool, 0, kPrompt);
+             absl::Duration deadline = absl::Seconds(60), int32_t replica = 0) {
+    auto lease = kv::BlockTable::Acquire(pools[static_cast<size_t>(replica)], 0, kPrompt);
     ASSERT_THAT(lease, IsOk());
     auto& blocks = leases[sequence] = *std::move(lease);
-    auto handoff = sender->Begin(grant, loop.Now() + deadline, [=, this](const auto& status) {
+    const auto done = [=, this](const auto& status) {
       results[sequence] = status;
       // From here on the blocks may be anything: a late read of them must show.
-      for (auto& arena : arenas) {
+      for (const int32_t rank : RanksOf(replica)) {
+        auto& arena = arenas[static_cast<size_t>(rank)];
         for (int32_t layer = 0; layer < shards.whole.layers; ++layer) {
           for (const kv::BlockId block : leases.at(sequence).group(0)) {
             std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
@@ -243,10 +270,11 @@ class Prefill final : public Node {
         }
       }
       leases.erase(sequence);
-    });
+    };
+    auto handoff = sender->Begin(grant, loop.Now() + deadline, done, replica);
     ASSERT_THAT(handoff, IsOk());
     for (int32_t layer = 0; layer < shards.whole.layers; ++layer) {
-      for (int32_t rank = 0; rank < shards.tp; ++rank) {
+      for (const int32_t rank : RanksOf(replica)) {
         for (int32_t i = 0; i < blocks.end_block(); ++i) {
           std::ranges::copy(shards.Block(sequence, layer, i, rank),
                             arenas[static_cast<size_t>(rank)]
@@ -280,11 +308,12 @@ const kv::KvLayout kLatents = {
 
 class RankHandoffTest : public ::testing::Test {
  protected:
-  void StartNodes(int32_t prefill_tp, int32_t decode_tp, const kv::KvLayout& whole = Heads(4)) {
+  void StartNodes(int32_t prefill_tp, int32_t decode_tp, const kv::KvLayout& whole = Heads(4),
+                  int32_t prefill_dp = 1, int32_t decode_dp = 1) {
     prefill_.reset();
     decode_.reset();
-    decode_ = std::make_unique<Decode>(loop_, fabric_, Shards{whole, decode_tp});
-    prefill_ = std::make_unique<Prefill>(loop_, fabric_, Shards{whole, prefill_tp});
+    decode_ = std::make_unique<Decode>(loop_, fabric_, Shards{whole, decode_tp, decode_dp});
+    prefill_ = std::make_unique<Prefill>(loop_, fabric_, Shards{whole, prefill_tp, prefill_dp});
   }
   absl::Status Result(uint64_t sequence) {
     auto it = prefill_->results.find(sequence);
@@ -309,9 +338,17 @@ class RankHandoffTest : public ::testing::Test {
       EXPECT_EQ(one->early(), 0u);
       EXPECT_EQ(one->staging_bytes(), 0u);
     }
-    int64_t adopted = 0;
-    for (const auto& [sequence, one] : decode_->adopted) adopted += one.lease.held_blocks();
-    EXPECT_EQ(decode_->pool.free_blocks() + adopted, decode_->pool.capacity_blocks());
+    std::vector<int64_t> adopted(decode_->pools.size());
+    for (const auto& [sequence, one] : decode_->adopted) {
+      adopted[static_cast<size_t>(decode_->replicas.at(sequence))] += one.lease.held_blocks();
+    }
+    for (size_t i = 0; i < adopted.size(); ++i) {
+      const kv::BlockPool& pool = decode_->pools[i];
+      EXPECT_EQ(pool.free_blocks() + adopted[i], pool.capacity_blocks()) << "replica " << i;
+    }
+    for (const kv::BlockPool& pool : prefill.pools) {
+      EXPECT_EQ(pool.free_blocks(), pool.capacity_blocks());
+    }
   }
 
   ManualClock clock_;
@@ -477,25 +514,30 @@ TEST_F(RankHandoffTest, UnderAnyFaultsTheBytesAreRightOrNothingIsAdopted) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     std::mt19937_64 rng(seed);
     const auto pick = [&](int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); };
-    StartNodes(1 << pick(3), 1 << pick(3), pick(4) == 0 ? kLatents : Heads(1 << pick(4)));
+    StartNodes(1 << pick(3), 1 << pick(3), pick(4) == 0 ? kLatents : Heads(1 << pick(4)),
+               1 + pick(2), 1 + pick(3));
     prefill_->group.delay = absl::Milliseconds(pick(3));
     decode_->group.delay = absl::Milliseconds(pick(3));
     const int share = 10 + pick(60);
-    const auto script = [&rng, pick, share](int, const proto::TransferHeader&) -> TransferFault {
-      if (pick(share) != 0) return {};
+    const auto script = [&rng, pick, share](int, const proto::TransferHeader& header) {
+      if (pick(share) != 0) return TransferFault();
       const auto kind = static_cast<TransferFault::Kind>(1 + pick(8));
-      return {kind, absl::Milliseconds(pick(50)), rng()};
+      // It reads no blocks, and nobody waits for its end.
+      if (kind == TransferFault::kHang && header.has_abort()) return TransferFault();
+      return TransferFault{kind, absl::Milliseconds(pick(50)), rng()};
     };
     for (auto* faults : prefill_->faults) faults->set_script(script);
     for (auto* faults : decode_->faults) faults->set_script(script);
     for (uint64_t sequence = 1; sequence <= 4; ++sequence) {
-      prefill_->Start(sequence, decode_->Reserve(sequence), absl::Seconds(4));
+      const int32_t from = pick(prefill_->shards.dp);
+      prefill_->Start(sequence, decode_->Reserve(sequence, pick(decode_->shards.dp)),
+                      absl::Seconds(4), from);
       loop_.Advance(absl::Milliseconds(pick(20)));
       if (pick(6) == 0) decode_->receiver->Cancel(sequence);
       // Another try under the grant as it is now.
       if (pick(4) == 0 && prefill_->results.contains(sequence)) {
         const auto grant = decode_->receiver->FindGrant(sequence);
-        if (grant.has_value()) prefill_->Start(sequence, *grant, absl::Seconds(4));
+        if (grant.has_value()) prefill_->Start(sequence, *grant, absl::Seconds(4), from);
       }
     }
     loop_.Advance(absl::Seconds(90));  // Past all deadlines and leases.
@@ -507,33 +549,117 @@ TEST_F(RankHandoffTest, UnderAnyFaultsTheBytesAreRightOrNothingIsAdopted) {
 }
 
 TEST_F(RankHandoffTest, EachRankKeepsItsPartOfACopyOfPreemptedKv) {
-  StartNodes(2, 4);
-  prefill_->Start(1, decode_->Reserve(1));
-  loop_.Advance(absl::Seconds(1));
-  ASSERT_EQ(decode_->adopted.size(), 1u);
-  decode::Adopted one = std::move(decode_->adopted.at(1));
-  {
-    const decode::NodeKvCopy copy(*decode_->arenas[0], decode_->group.channel(), one.lease,
-                                  kPrompt);
-    EXPECT_EQ(copy.bytes(), 9 * decode_->shards.layout().BlockLayerBytes());
+  for (const int32_t replica : {0, 1}) {
+    SCOPED_TRACE(absl::StrCat("replica ", replica));
+    StartNodes(2, 2, Heads(4), 1, 2);
+    prefill_->Start(1, decode_->Reserve(1, replica));
+    loop_.Advance(absl::Seconds(1));
+    ASSERT_EQ(decode_->adopted.size(), 1u);
+    decode::Adopted one = std::move(decode_->adopted.at(1));
+    const auto copies = [&] {
+      std::vector<size_t> counts;
+      for (const auto* receiver : decode_->receivers) counts.push_back(receiver->copies());
+      return counts;
+    };
+    {
+      const decode::NodeKvCopy copy(*decode_->arenas[0], decode_->group.channel(), replica,
+                                    one.lease, kPrompt);
+      EXPECT_EQ(copy.bytes(), 9 * decode_->shards.layout().BlockLayerBytes());
+      loop_.RunDue();
+      for (auto& arena : decode_->arenas) {
+        for (kv::BlockId block = 0; block < kBlocks; ++block) {
+          for (int32_t layer = 0; layer < 3; ++layer) {
+            std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
+          }
+        }
+      }
+      auto elsewhere =
+          kv::BlockTable::Acquire(decode_->pools[static_cast<size_t>(replica)], 0, kPrompt);
+      ASSERT_THAT(elsewhere, IsOk());
+      copy.Restore(*elsewhere, 0);
+      loop_.RunDue();
+      one.lease = *std::move(elsewhere);
+      decode_->OnAdopt(std::move(one));  // Looks at the bytes.
+      // Other replicas' blocks of the same ids are not touched.
+      for (const int32_t rank : decode_->RanksOf(1 - replica)) {
+        for (kv::BlockId block = 0; block < kBlocks; ++block) {
+          EXPECT_THAT(decode_->arenas[static_cast<size_t>(rank)]->BlockLayerSpan(0, block),
+                      Each(std::byte{0xee}));
+        }
+      }
+      EXPECT_THAT(copies(), replica == 0 ? ElementsAre(1, 0, 0) : ElementsAre(0, 1, 1));
+    }
     loop_.RunDue();
-    for (auto& arena : decode_->arenas) {
-      for (kv::BlockId block = 0; block < kBlocks; ++block) {
-        for (int32_t layer = 0; layer < 3; ++layer) {
-          std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
+    EXPECT_THAT(copies(), Each(0));
+  }
+}
+
+// A grant is filled in the ranks of its replica by those of the one that computes the prompt.
+TEST_F(RankHandoffTest, OneReplicaHandsOverToOne) {
+  const std::pair<int32_t, int32_t> widths[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}};
+  for (const kv::KvLayout& whole : {kLatents, Heads(1), Heads(2), Heads(4)}) {
+    for (const auto& [from_tp, from_dp] : widths) {
+      for (const auto& [to_tp, to_dp] : widths) {
+        SCOPED_TRACE(absl::StrCat(whole.kv_heads, " heads, tp ", from_tp, " x dp ", from_dp,
+                                  " to tp ", to_tp, " x dp ", to_dp));
+        StartNodes(from_tp, to_tp, whole, from_dp, to_dp);
+        uint64_t sequence = 0;
+        std::vector<double> wanted(decode_->registries.size());
+        const double part =
+            3.0 * 3 * static_cast<double>(decode_->shards.layout().BlockLayerBytes());
+        for (int32_t from = 0; from < from_dp; ++from) {
+          for (int32_t to = 0; to < to_dp; ++to) {
+            ++sequence;
+            prefill_->Start(sequence, decode_->Reserve(sequence, to), absl::Seconds(60), from);
+            for (const int32_t rank : decode_->RanksOf(to)) {
+              wanted[static_cast<size_t>(rank)] += part;
+            }
+          }
+        }
+        loop_.Advance(absl::Seconds(1));
+        for (uint64_t id = 1; id <= sequence; ++id) EXPECT_THAT(Result(id), IsOk());
+        EXPECT_EQ(decode_->adopted.size(), sequence);
+        ExpectAllReturned(*prefill_);
+        for (size_t rank = 0; rank < wanted.size(); ++rank) {
+          EXPECT_EQ(decode_->Metric(rank, "lynx_kv_transfer_bytes_total"), wanted[rank])
+              << "rank " << rank;
         }
       }
     }
-    auto elsewhere = kv::BlockTable::Acquire(decode_->pool, 0, kPrompt);
-    ASSERT_THAT(elsewhere, IsOk());
-    copy.Restore(*elsewhere, 0);
-    loop_.RunDue();
-    one.lease = *std::move(elsewhere);
-    decode_->OnAdopt(std::move(one));  // Looks at the bytes.
-    for (const auto* receiver : decode_->receivers) EXPECT_EQ(receiver->copies(), 1u);
   }
-  loop_.RunDue();
-  for (const auto* receiver : decode_->receivers) EXPECT_EQ(receiver->copies(), 0u);
+}
+
+// Rank 0 has seen nothing of the hand-off when its commit is lost with the connection.
+TEST_F(RankHandoffTest, AGrantOfAnotherReplicaIsFilledAnewAfterItsPrefillNodeIsLost) {
+  StartNodes(2, 1, Heads(4), 1, 2);
+  Inject(*prefill_->faults[0], proto::TransferHeader::kCommit, 0, {TransferFault::kBreak});
+  const proto::GrantInfo first = decode_->Reserve(1, 1);
+  prefill_->Start(1, first);
+  loop_.Advance(absl::Milliseconds(500));
+  EXPECT_THAT(Result(1), StatusIs(absl::StatusCode::kUnavailable));
+  const auto again = decode_->receiver->FindGrant(1);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_GT(again->epoch(), first.epoch());
+  Prefill other(loop_, fabric_, Shards{Heads(4), 2}, 0x9f, "other");
+  other.Start(1, *again);
+  loop_.Advance(absl::Milliseconds(500));
+  EXPECT_THAT(other.results.at(1), IsOk());
+  EXPECT_EQ(decode_->adopted.count(1), 1u);
+  ExpectAllReturned(*prefill_);
+  ExpectAllReturned(other);
+}
+
+TEST_F(RankHandoffTest, ADamagedPartOfAnotherReplicaEndsThatHandOffAlone) {
+  StartNodes(2, 2, Heads(4), 2, 2);
+  Inject(*prefill_->faults[3], proto::TransferHeader::kKvPush, 1, {TransferFault::kCorrupt});
+  prefill_->Start(1, decode_->Reserve(1, 1), absl::Seconds(60), 0);
+  prefill_->Start(2, decode_->Reserve(2, 0), absl::Seconds(60), 1);
+  prefill_->Start(3, decode_->Reserve(3, 1), absl::Seconds(60), 1);
+  loop_.Advance(absl::Seconds(1));
+  EXPECT_THAT(Result(1), IsOk());
+  EXPECT_THAT(Result(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 1: block")));
+  EXPECT_THAT(Result(3), IsOk());
+  ExpectAllReturned(*prefill_);
 }
 
 }  // namespace

@@ -98,15 +98,79 @@ std::unique_ptr<model::ModelRunner> LoadRunner(const SimCluster::Options& option
 }
 
 std::unique_ptr<engine::Engine> NewEngine(const SimCluster::Options& options,
-                                          std::unique_ptr<model::ModelRunner> runner) {
+                                          std::unique_ptr<model::ModelRunner> runner,
+                                          int32_t replicas = 1) {
   const int32_t vocab_size = runner->spec().vocab_size;
   return std::make_unique<engine::Engine>(
       std::move(runner), engine::EngineOptions{.vocab_size = vocab_size,
                                                .max_step_rows = options.step_rows,
-                                               .max_step_logits = options.step_rows});
+                                               .max_step_logits = options.step_rows,
+                                               .replicas = replicas});
 }
 
 }  // namespace
+
+// The ranks of a node tell each other by tasks of its loop, so in order with its steps.
+class SimCluster::RankLinks {
+ public:
+  class Rank0 final : public node::RankChannel {
+   public:
+    explicit Rank0(RankLinks& links) : links_(links) {}
+    int others() const override { return static_cast<int>(links_.workers.size()); }
+    void Tell(const proto::RankMessage& message) override {
+      for (node::RankWorker* worker : links_.workers) {
+        links_.loop_.Post([worker, message] { worker->OnMessage(message); });
+      }
+    }
+
+   private:
+    RankLinks& links_;
+  };
+  class Other final : public node::RankChannel {
+   public:
+    Other(RankLinks& links, int rank) : links_(links), rank_(rank) {}
+    int others() const override { return 1; }
+    void Tell(const proto::RankMessage& message) override {
+      links_.loop_.Post([this, message] { links_.hear(rank_, message); });
+    }
+
+   private:
+    RankLinks& links_;
+    const int rank_;
+  };
+
+  explicit RankLinks(EventLoop& loop) : loop_(loop) {}
+  Other& Add(int rank) { return *others_.emplace_back(std::make_unique<Other>(*this, rank)); }
+
+  Rank0 rank0{*this};
+  std::vector<node::RankWorker*> workers;
+  std::function<void(int, const proto::RankMessage&)> hear;
+
+ private:
+  EventLoop& loop_;
+  std::vector<std::unique_ptr<Other>> others_;
+};
+
+SimCluster::Node::Node() = default;
+SimCluster::Node::~Node() = default;
+
+node::RankWorkerParts SimCluster::RankParts(Node& node, const std::string& name,
+                                            Incarnation incarnation, int32_t rank,
+                                            int32_t replicas) {
+  model::ModelRunner& own = node.models->replica(static_cast<size_t>(rank));
+  node.rank_registries.push_back(std::make_unique<telemetry::Registry>());
+  std::unique_ptr<transfer::TransferEngine> engine = Ok(transfer::LoopbackEngine::Create(
+      fabric_, absl::StrCat(name, "/", incarnation, "/", rank), *node.loop));
+  if (options_.wrap_transfer) {
+    engine = options_.wrap_transfer(name, *node.loop, std::move(engine));
+  }
+  return {.identity = node::TransferIdentity(incarnation, own, {.dp = replicas}, rank),
+          .kv = own.kv(),
+          .engine = std::move(engine),
+          .loop = *node.loop,
+          .registry = *node.rank_registries.back(),
+          .rank0 = node.links->Add(rank)};
+}
 
 std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
   return NewEngine(options, LoadRunner(options));
@@ -206,15 +270,25 @@ void SimCluster::Start(const std::string& name) {
   EventLoop& loop = *node->loop;
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
+  const int32_t replicas = prefill ? options_.prefill_replicas : options_.decode_replicas;
   auto model = options_.make_runner ? options_.make_runner() : LoadRunner(options_);
+  if (replicas > 1) {
+    std::vector<std::unique_ptr<model::ModelRunner>> models;
+    models.push_back(std::move(model));
+    while (std::ssize(models) < replicas) models.push_back(LoadRunner(options_));
+    auto runner = std::make_unique<ReplicasRunner>(std::move(models));
+    node->models = runner.get();
+    model = std::move(runner);
+    node->links = std::make_unique<RankLinks>(loop);
+  }
   if (options_.wrap_runner) model = options_.wrap_runner(name, std::move(model));
   if (options_.layer_time > absl::ZeroDuration()) {
     node->layered_steps = std::make_unique<LayeredSteps>(loop, options_.layer_time);
     model = LayeredSteps::Wrap(*node->layered_steps, std::move(model));
   }
-  node->engine = NewEngine(options_, std::move(model));
+  node->engine = NewEngine(options_, std::move(model), replicas);
   node->metrics = std::make_unique<node::NodeMetrics>(
-      node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe");
+      node->registry, prefill ? "prefill" : "decode", "lynx-tiny-moe", replicas);
   decode::StepPolicy policy =
       Ok(decode::StepPolicy::Create(options_.lynx_policy, node->engine->runner().spec(),
                                     "lynx-tiny-moe", !options_.quality.ladder.empty()));
@@ -238,10 +312,30 @@ void SimCluster::Start(const std::string& name) {
 
   model::ModelRunner& runner = node->engine->runner();
   const transfer::NodeIdentity identity = node::TransferIdentity(incarnation, runner);
+  decode::ReceiverRanks ranks;
+  for (int32_t rank = 0; rank < replicas && replicas > 1; ++rank) {
+    proto::RankEndpoint& endpoint = ranks.endpoints.emplace_back();
+    endpoint.set_head_end(identity.layout.kv_heads_total());
+    if (rank == 0) continue;
+    node::RankWorkerParts parts = RankParts(*node, name, incarnation, rank, replicas);
+    endpoint.set_transfer_address(parts.engine->LocalAddress());
+    if (prefill) {
+      node->links->workers.push_back(node->rank_senders
+                                         .emplace_back(std::make_unique<prefill::RankSender>(
+                                             std::move(parts), prefill::KvSender::Options{}))
+                                         .get());
+    } else {
+      node->links->workers.push_back(node->rank_receivers
+                                         .emplace_back(std::make_unique<decode::RankReceiver>(
+                                             std::move(parts), decode::RankReceiver::Options{}))
+                                         .get());
+    }
+  }
+  if (node->links != nullptr) ranks.channel = &node->links->rank0;
   if (prefill) {
-    node->sender =
-        std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer), loop,
-                                            node->registry, prefill::KvSender::Options{});
+    node->sender = std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer),
+                                                       loop, node->registry,
+                                                       prefill::KvSender::Options{}, ranks.channel);
     node->prefill = std::make_unique<prefill::PrefillNode>(
         prefill::PrefillNode::Options{
             .incarnation = incarnation,
@@ -268,14 +362,22 @@ void SimCluster::Start(const std::string& name) {
                           .pool_blocks = options_.kv_blocks},
             .swap_space = options_.swap_blocks * runner.kv().layout().BlockLayerBytes() *
                           runner.kv().layout().layers / runner.kv().layout().groups.count(),
+            .ranks = ranks.channel,
             .takes_prompts = options_.prompt_rows > 0,
         },
         policy, *node->quality, *node->engine, executor, loop, *node->channel, *node->metrics,
         *node->moe_metrics);
     node->receiver = std::make_unique<decode::KvReceiver>(
         identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
-        decode::KvReceiver::Options{});
+        decode::KvReceiver::Options{}, std::move(ranks));
     node->decode->Start(*node->receiver);
+  }
+  if (node->links != nullptr) {
+    node->links->hear = [sender = node->sender.get(), receiver = node->receiver.get()](
+                            int rank, const proto::RankMessage& message) {
+      if (sender != nullptr) sender->OnRankMessage(rank, message);
+      if (receiver != nullptr) receiver->OnRankMessage(rank, message);
+    };
   }
   nodes_[name] = std::move(node);
 }
@@ -290,6 +392,8 @@ void SimCluster::Kill(const std::string& name) {
   node.sender.reset();
   node.receiver.reset();
   node.decode.reset();
+  node.rank_receivers.clear();
+  node.rank_senders.clear();
   nodes_.erase(it);
 }
 
@@ -312,7 +416,16 @@ bool SimCluster::Idle() const {
     if (!router->service->Idle()) return false;
   }
   for (const auto& [name, node] : nodes_) {
-    if (node->engine->pool().free_blocks() != node->engine->pool().capacity_blocks()) return false;
+    for (int32_t replica = 0; replica < node->engine->options().replicas; ++replica) {
+      const kv::BlockPool& pool = node->engine->pool(replica);
+      if (pool.free_blocks() != pool.capacity_blocks()) return false;
+    }
+    for (const auto& rank : node->rank_senders) {
+      if (rank->sender().handoffs() != 0) return false;
+    }
+    for (const auto& rank : node->rank_receivers) {
+      if (rank->parts() != 0 || rank->copies() != 0 || rank->staging_bytes() != 0) return false;
+    }
     if (node->prefill != nullptr && (!node->prefill->idle() || node->sender->handoffs() != 0)) {
       return false;
     }

@@ -15,20 +15,24 @@
 #include "common/model/model_runner.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_metrics.h"
+#include "common/node/rank_worker.h"
 #include "common/node/step_executor.h"
 #include "common/rpc/inproc_channel.h"
 #include "common/telemetry/metrics.h"
 #include "common/transfer/loopback_engine.h"
 #include "services/decode/decode_node.h"
 #include "services/decode/handoff/kv_receiver.h"
+#include "services/decode/handoff/rank_receiver.h"
 #include "services/decode/quality/quality_watch.h"
 #include "services/prefill/handoff/kv_sender.h"
+#include "services/prefill/handoff/rank_sender.h"
 #include "services/prefill/prefill_node.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/resolver.h"
 #include "services/router/placement/placement_policy.h"
 #include "services/router/session/cluster_service.h"
 #include "tests/support/layered_steps.h"
+#include "tests/support/replicas_runner.h"
 
 namespace lynx::testing {
 
@@ -87,7 +91,10 @@ class SimCluster {
     int routers = 1;
     int prefill = 1;
     int decode = 1;
-    int32_t kv_blocks = 256;
+    // Attention replicas of each node, a rank each; with the model in model_dir.
+    int32_t prefill_replicas = 1;
+    int32_t decode_replicas = 1;
+    int32_t kv_blocks = 256;  // Of each replica.
     int32_t step_rows = 64;
     int32_t max_batch = 16;
     int32_t prompt_rows = 0;  // Of a step of decode nodes; 0: they take no prompts.
@@ -152,13 +159,19 @@ class SimCluster {
   rpc::InProcNetwork& network() { return network_; }
   const std::string& endpoint(const std::string& name) const { return endpoints_.at(name); }
   std::string Metrics(const std::string& name) const { return nodes_.at(name)->registry.Render(); }
-  kv::BlockPool& pool(const std::string& name) { return nodes_.at(name)->engine->pool(); }
+  kv::BlockPool& pool(const std::string& name, int32_t replica = 0) {
+    return nodes_.at(name)->engine->pool(replica);
+  }
   std::string RouterMetrics(size_t router = 0) const {
     return routers_.at(router)->metrics.Render();
   }
 
  private:
+  class RankLinks;
   struct Node {
+    Node();
+    ~Node();
+
     telemetry::Registry registry;
     std::shared_ptr<MortalLoop> loop;
     std::unique_ptr<LayeredSteps> layered_steps;  // With layer_time.
@@ -172,6 +185,12 @@ class SimCluster {
     std::unique_ptr<prefill::PrefillNode> prefill;
     std::unique_ptr<decode::DecodeNode> decode;
     std::unique_ptr<decode::KvReceiver> receiver;
+    ReplicasRunner* models = nullptr;  // Of several ranks; the engine's.
+    std::unique_ptr<RankLinks> links;
+    // Of all ranks but 0.
+    std::vector<std::unique_ptr<telemetry::Registry>> rank_registries;
+    std::vector<std::unique_ptr<decode::RankReceiver>> rank_receivers;
+    std::vector<std::unique_ptr<prefill::RankSender>> rank_senders;
   };
 
   struct Router {
@@ -181,6 +200,9 @@ class SimCluster {
     std::unique_ptr<router::ClusterService> service;
   };
   void StartRouter(router::NodeRegistry::Options registry);
+  // What a rank other than 0 is made of.
+  node::RankWorkerParts RankParts(Node& node, const std::string& name, Incarnation incarnation,
+                                  int32_t rank, int32_t replicas);
 
   const Options options_;
   ManualClock clock_;

@@ -108,8 +108,11 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
         absl::StrCat(grants_.size(), " grants are live, the limit"));
   }
   const auto end_block = static_cast<int32_t>(kv::BlocksFor(request.prompt_tokens));
-  PartFill fill(kv_, BlocksOf(request.lease, kv_.layout().groups.count(), end_block),
-                static_cast<int32_t>(held / kv::kBlockTokens), request.prompt_tokens);
+  // Of a grant of another replica nothing comes here.
+  const int32_t first_block =
+      request.replica == 0 ? static_cast<int32_t>(held / kv::kBlockTokens) : end_block;
+  PartFill fill(kv_, BlocksOf(request.lease, kv_.layout().groups.count(), end_block), first_block,
+                request.prompt_tokens);
   auto grant = std::make_unique<Grant>(std::move(request), std::move(fill));
   const uint64_t id = RandomId();
   grant->id = id;
@@ -125,6 +128,17 @@ absl::StatusOr<proto::GrantInfo> KvReceiver::Reserve(Request request) {
   return info;
 }
 
+std::pair<int, int> KvReceiver::RanksOf(const Grant& grant) const {
+  const int tp = peers_.self().layout.tp_size();
+  return {grant.request.replica * tp, (grant.request.replica + 1) * tp};
+}
+
+void KvReceiver::Tell(const Grant& grant, proto::RankMessage message) {
+  if (ranks_.channel == nullptr) return;
+  message.set_replica(grant.request.replica);
+  ranks_.channel->Tell(message);
+}
+
 void KvReceiver::OpenOnOtherRanks(const Grant& grant) {
   if (ranks_.channel == nullptr) return;
   proto::RankMessage message;
@@ -132,10 +146,10 @@ void KvReceiver::OpenOnOtherRanks(const Grant& grant) {
   open.set_grant_id(grant.id);
   open.set_epoch(grant.epoch);
   open.set_prompt_tokens(grant.request.prompt_tokens);
-  open.set_first_block(grant.fill.first_block());
+  open.set_first_block(grant.held_tokens() / kv::kBlockTokens);
   const auto blocks = grant.fill.blocks();
   open.mutable_blocks()->Assign(blocks.begin(), blocks.end());
-  ranks_.channel->Tell(message);
+  Tell(grant, std::move(message));
 }
 
 proto::GrantInfo KvReceiver::Describe(const Grant& grant) const {
@@ -147,7 +161,10 @@ proto::GrantInfo KvReceiver::Describe(const Grant& grant) const {
   info.set_blocks(grant.request.lease.end_block());
   info.set_held_prefix_tokens(grant.held_tokens());
   info.set_compatibility_hash(peers_.self().compatibility_hash);
-  info.mutable_ranks()->Assign(ranks_.endpoints.begin(), ranks_.endpoints.end());
+  if (!ranks_.endpoints.empty()) {
+    const auto [first, past] = RanksOf(grant);
+    info.mutable_ranks()->Assign(ranks_.endpoints.begin() + first, ranks_.endpoints.begin() + past);
+  }
   return info;
 }
 
@@ -212,6 +229,9 @@ std::unique_ptr<Landing> KvReceiver::OnMessage(PeerId peer_id, std::span<const s
       return OnCommit(peer, arrival.header.commit(), payload_bytes);
     case proto::TransferHeader::kAbort:
       OnAbort(peer, arrival.header.abort());
+      return nullptr;
+    case proto::TransferHeader::kOpen:
+      FindLive(peer, arrival.header.open().grant_id(), arrival.header.open().epoch());
       return nullptr;
     default:
       metrics_.OnDropped(transfer::Drop::kUnexpected);
@@ -425,7 +445,8 @@ void KvReceiver::OnCommitPayload(PrefillPeer& peer, const proto::Commit& commit,
 
 bool KvReceiver::OtherRanksFilled(const Grant& grant) const {
   if (ranks_.channel == nullptr) return true;
-  for (int rank = 1; rank <= ranks_.channel->others(); ++rank) {
+  const auto [first, past] = RanksOf(grant);
+  for (int rank = std::max(1, first); rank < past; ++rank) {
     auto it = grant.filled.find(rank);
     if (it == grant.filled.end() || it->second != grant.senders.node()) return false;
   }
@@ -511,11 +532,9 @@ std::unique_ptr<KvReceiver::Grant> KvReceiver::Remove(Grant& grant) {
   loop_.CancelTimer(grant.grace_timer);
   grant.senders.Abandon();
   by_sequence_.erase(grant.request.sequence);
-  if (ranks_.channel != nullptr) {
-    proto::RankMessage message;
-    message.mutable_close_grant()->set_grant_id(grant.id);
-    ranks_.channel->Tell(message);
-  }
+  proto::RankMessage message;
+  message.mutable_close_grant()->set_grant_id(grant.id);
+  Tell(grant, std::move(message));
   auto node = grants_.extract(grant.id);
   return std::move(node.mapped());
 }

@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,7 +57,9 @@ struct ReceiverRanks {
 // OnAdopt, OnFailed, or Cancel.
 //
 // In a node of several ranks this is rank 0's: it takes the heads that this rank holds, and a
-// RankReceiver of each other rank those of that one, in blocks of the same ids.
+// RankReceiver of each other rank those of that one, in blocks of the same ids. Of several
+// attention replicas the ranks of one fill a grant; the commit comes here, also where another
+// replica's do.
 //
 // All calls and callbacks are on the loop. Destruction ends everything without callbacks.
 class KvReceiver final : private transfer::TransferEngine::Receiver {
@@ -92,6 +95,7 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
     std::vector<TokenId> held_prefix;
     absl::Duration lease_time;  // The grant dies unless extended, or adopted, by then.
     kv::BlockTable lease;       // Holds what rows behind the prompt attend to, at least.
+    int32_t replica = 0;        // The attention replica whose blocks these are.
   };
 
   // `kv`, `loop`, `registry`, `handler` and the channel outlive the receiver. Starts `engine`.
@@ -158,7 +162,11 @@ class KvReceiver final : private transfer::TransferEngine::Receiver {
   // Whether the prompt begins as the held prefix does. A hash may have said so wrongly.
   absl::Status CheckHeldPrefix(const Grant& grant, const proto::CommitBody& body) const;
   void AdoptIfComplete(Grant& grant);
+  // [first, past) The ranks of the node that fill the grant.
+  std::pair<int, int> RanksOf(const Grant& grant) const;
   bool OtherRanksFilled(const Grant& grant) const;
+  // Tells the other ranks that fill the grant.
+  void Tell(const Grant& grant, proto::RankMessage message);
   void OnGrace(uint64_t grant_id);
   void OnLeaseTimer(uint64_t grant_id);
   // Ends the grant: frees its blocks, tells prefill, then the handler.

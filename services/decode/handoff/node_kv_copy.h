@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "common/kv/block_table.h"
 #include "common/kv/kv_arena.h"
@@ -13,22 +14,27 @@ namespace lynx::decode {
 // memory of its own. Made, restored and dropped on the loop, while no step runs.
 class NodeKvCopy {
  public:
-  // As kv::SwappedKv. `ranks`: the others; null: there are none. Both outlive it.
-  NodeKvCopy(kv::KvArena& kv, node::RankChannel* ranks, const kv::BlockTable& table,
-             int32_t position);
+  // As kv::SwappedKv, of what the ranks of `replica` hold. `ranks`: the others; null: there are
+  // none. Both outlive it.
+  NodeKvCopy(kv::KvArena& kv, node::RankChannel* ranks, int32_t replica,
+             const kv::BlockTable& table, int32_t position);
   ~NodeKvCopy();
   NodeKvCopy(const NodeKvCopy&) = delete;
   NodeKvCopy& operator=(const NodeKvCopy&) = delete;
 
   void Restore(const kv::BlockTable& table, int32_t first_block) const;
-  int32_t position() const { return own_.position(); }
-  int64_t bytes() const { return own_.bytes(); }  // Of this rank.
+  int32_t position() const { return position_; }
+  int64_t bytes() const;  // Of each rank of the replica.
 
  private:
+  void Tell(proto::RankMessage message) const;
+
   kv::KvArena& kv_;
   node::RankChannel* const ranks_;
+  const int32_t replica_;
+  const int32_t position_;
   const uint64_t id_;
-  const kv::SwappedKv own_;
+  std::optional<const kv::SwappedKv> own_;  // Of replica 0.
 };
 
 }  // namespace lynx::decode

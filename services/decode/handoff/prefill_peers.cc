@@ -81,7 +81,8 @@ std::unique_ptr<Landing> PrefillPeers::OnHandshake(PeerId id, const proto::Trans
   auto peer = std::make_unique<PrefillPeer>();
   peer->id = id;
   peer->incarnation = header.sender();
-  peer->rank = header.handshake().layout().tp_rank();
+  const proto::LayoutDescriptor& layout = header.handshake().layout();
+  peer->rank = layout.replica() * layout.tp_size() + layout.tp_rank();
   peer->same_class = header.handshake().numeric_class() == self_.numeric_class;
   peer->plan = *std::move(plan);
   peer->since = loop_.Now();

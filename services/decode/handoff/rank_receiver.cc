@@ -38,6 +38,7 @@ RankReceiver::~RankReceiver() {
 }
 
 void RankReceiver::OnMessage(const proto::RankMessage& message) {
+  if (message.replica() != peers_.self().layout.replica()) return;
   switch (message.body_case()) {
     case proto::RankMessage::kOpenGrant:
       Open(message.open_grant());

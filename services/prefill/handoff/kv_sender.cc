@@ -33,8 +33,8 @@ struct KvSender::Item {
   int32_t layer = 0;
   int32_t first_block = 0;
   std::vector<kv::BlockId> blocks;
-  std::shared_ptr<const transfer::CopyPlan> plan;  // Of each block.
-  std::shared_ptr<const std::string> commit_body;  // Set: the commit, not blocks.
+  std::shared_ptr<const transfer::CopyPlan> plan;  // Of each block; null: there are none.
+  std::shared_ptr<const std::string> commit_body;  // Set: the commit; without blocks, what opens.
 };
 
 struct KvSender::Peer {
@@ -53,12 +53,13 @@ struct KvSender::Peer {
 struct KvSender::Handoff {
   HandoffId id = 0;
   proto::GrantInfo grant;
+  int32_t replica = 0;  // Of this node.
   struct Link {
-    PeerId peer = 0;  // May be gone.
-    std::shared_ptr<const transfer::CopyPlan> plan;
-    int sends = 0;  // In the engine.
+    PeerId peer = 0;                                 // May be gone.
+    std::shared_ptr<const transfer::CopyPlan> plan;  // No slices: the commit alone.
+    int sends = 0;                                   // In the engine.
   };
-  std::vector<Link> links;  // To the ranks of the decode node; of rank 0 the first to its rank 0.
+  std::vector<Link> links;  // To ranks of the decode node; of rank 0 the first to its rank 0.
   absl::Time deadline;
   TimerId timer = 0;
   Done done;
@@ -110,10 +111,10 @@ KvSender::~KvSender() {
 }
 
 absl::StatusOr<std::vector<std::pair<std::string, transfer::CopyPlan>>> KvSender::PlanLinks(
-    const proto::GrantInfo& grant) const {
+    const proto::GrantInfo& grant, int32_t replica) const {
   std::vector<std::pair<std::string, transfer::CopyPlan>> links;
   const int32_t ranks = std::max(1, grant.ranks_size());
-  for (int32_t rank = 0; rank < ranks; ++rank) {
+  for (int32_t rank = 0; rank < ranks && replica == self_.layout.replica(); ++rank) {
     proto::LayoutDescriptor to = self_.layout;
     to.set_tp_size(ranks);
     to.set_tp_rank(rank);
@@ -125,16 +126,26 @@ absl::StatusOr<std::vector<std::pair<std::string, transfer::CopyPlan>>> KvSender
         grant.ranks().empty() ? grant.transfer_address() : grant.ranks(rank).transfer_address(),
         std::move(plan));
   }
-  if (self_.layout.tp_rank() == 0 &&
-      (links.empty() || links[0].first != grant.transfer_address())) {
-    return absl::InvalidArgumentError(absl::StrCat("grant ", HexId(grant.grant_id()),
-                                                   " of a node whose rank 0 does not hold head 0"));
+  if (!leads()) return links;
+  const auto rank0 =
+      std::ranges::find(links, grant.transfer_address(), [](auto& link) { return link.first; });
+  if (rank0 == links.end()) {
+    links.emplace(links.begin(), grant.transfer_address(), transfer::CopyPlan());
+  } else {
+    std::rotate(links.begin(), rank0, std::next(rank0));
   }
   return links;
 }
 
+void KvSender::Tell(const Handoff& handoff, proto::RankMessage message) {
+  if (ranks_ == nullptr) return;
+  message.set_replica(handoff.replica);
+  ranks_->Tell(message);
+}
+
 absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& grant,
-                                                    absl::Time deadline, Done done) {
+                                                    absl::Time deadline, Done done,
+                                                    int32_t replica) {
   if (grant.blocks() <= 0 || grant.blocks() > kMaxGrantBlocks || grant.held_prefix_tokens() < 0 ||
       grant.held_prefix_tokens() % kv::kBlockTokens != 0 ||
       grant.held_prefix_tokens() / kv::kBlockTokens > grant.blocks()) {
@@ -148,7 +159,7 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
     return absl::ResourceExhaustedError(
         absl::StrCat(handoffs_.size(), " hand-offs are under way, the limit"));
   }
-  LYNX_ASSIGN_OR_RETURN(auto planned, PlanLinks(grant));
+  LYNX_ASSIGN_OR_RETURN(auto planned, PlanLinks(grant, replica));
   std::vector<Handoff::Link> links;
   for (auto& [address, plan] : planned) {
     LYNX_ASSIGN_OR_RETURN(const Peer* peer, FindOrConnect({grant.decode_incarnation(), address}));
@@ -159,6 +170,7 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
   const HandoffId id = next_handoff_++;
   handoff->id = id;
   handoff->grant = grant;
+  handoff->replica = replica;
   handoff->links = std::move(links);
   handoff->deadline = deadline;
   handoff->done = std::move(done);
@@ -169,15 +181,23 @@ absl::StatusOr<KvSender::HandoffId> KvSender::Begin(const proto::GrantInfo& gran
   handoff->timer = loop_.RunAfter(deadline - loop_.Now(), [this, id] { OnTimer(id); });
   for (const Handoff::Link& link : handoff->links) peers_.at(link.peer)->handoffs.insert(id);
   if (ranks_ != nullptr) {
-    handoff->ranks_open = ranks_->others();
+    handoff->ranks_open = self_.layout.tp_size() - (replica == 0 ? 1 : 0);
     proto::RankMessage message;
     proto::BeginHandoff& begin = *message.mutable_begin_handoff();
     begin.set_handoff(id);
     *begin.mutable_grant() = grant;
     begin.set_deadline_us(absl::ToInt64Microseconds(deadline - handoff->begun));
-    ranks_->Tell(message);
+    Tell(*handoff, std::move(message));
   }
+  const std::vector<Handoff::Link>& to = handoff->links;
   handoffs_[id] = std::move(handoff);
+  if (!to.empty() && to[0].plan->slices.empty()) {
+    // Its rank 0 is to know whose hand-off it is before the commit.
+    Peer& peer = *peers_.at(to[0].peer);
+    Item& open = peer.queue.emplace_back();
+    open.handoff = id;
+    Pump(peer);
+  }
   UpdateGauges();
   return id;
 }
@@ -253,6 +273,7 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
   for (size_t i = 0; i < blocks.size(); ++i) handoff.pushed[base + i] = true;
   handoff.pushed_count += count;
   for (const Handoff::Link& link : handoff.links) {
+    if (link.plan->slices.empty()) continue;
     Peer& peer = *peers_.at(link.peer);  // Were it gone, the hand-off would have ended.
     peer.queue.push_back(
         {id, layer, first_block, {blocks.begin(), blocks.end()}, link.plan, nullptr});
@@ -265,7 +286,7 @@ absl::Status KvSender::Push(HandoffId id, int32_t layer, int32_t first_block,
     push.set_layer(layer);
     push.set_first_block(first_block);
     push.mutable_blocks()->Assign(blocks.begin(), blocks.end());
-    ranks_->Tell(message);
+    Tell(handoff, std::move(message));
   }
   return absl::OkStatus();
 }
@@ -335,7 +356,7 @@ void KvSender::Fail(Handoff& handoff, const absl::Status& status) {
 }
 
 void KvSender::SendAbort(const Handoff& handoff, const std::string& reason) {
-  if (self_.layout.tp_rank() != 0) return;  // Rank 0 does.
+  if (!leads()) return;  // Rank 0 does.
   auto peer = peers_.find(handoff.links[0].peer);
   if (peer == peers_.end() || !peer->second->ready) return;
   proto::TransferHeader header =
@@ -363,9 +384,10 @@ void KvSender::Pump(Peer& peer) {
     }
     Item part;
     int64_t bytes = 0;
-    const int64_t block_bytes = item.plan == nullptr ? 0 : item.plan->block_bytes;
-    if (item.commit_body != nullptr) {
-      bytes = static_cast<int64_t>(item.commit_body->size());
+    const bool has_blocks = item.plan != nullptr;
+    const int64_t block_bytes = has_blocks ? item.plan->block_bytes : 0;
+    if (!has_blocks) {
+      bytes = item.commit_body == nullptr ? 0 : static_cast<int64_t>(item.commit_body->size());
     } else {
       const int64_t most =
           std::clamp(std::min(options_.max_message_bytes, peer.credit) / block_bytes, int64_t{1},
@@ -373,7 +395,7 @@ void KvSender::Pump(Peer& peer) {
       bytes = block_bytes * std::min(most, static_cast<int64_t>(item.blocks.size()));
     }
     if (peer.in_flight > 0 && peer.in_flight + bytes > peer.credit) return;
-    if (item.commit_body != nullptr) {
+    if (!has_blocks) {
       part = std::move(item);
       peer.queue.pop_front();
     } else {
@@ -402,6 +424,9 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
     commit.set_epoch(handoff.grant.epoch());
     payload.push_back(std::as_bytes(std::span(*item.commit_body)));
     commit.set_body_checksum(transfer::Checksum(payload.back()));
+  } else if (item.plan == nullptr) {
+    header.mutable_open()->set_grant_id(handoff.grant.grant_id());
+    header.mutable_open()->set_epoch(handoff.grant.epoch());
   } else {
     proto::KvPush& push = *header.mutable_kv_push();
     push.set_grant_id(handoff.grant.grant_id());
@@ -621,7 +646,7 @@ void KvSender::End(Handoff& handoff, absl::Status status) {
     end.set_handoff(id);
     end.set_status_code(static_cast<uint32_t>(handoff.end->code()));
     end.set_message(transfer::ReplyMessage(*handoff.end));
-    ranks_->Tell(message);
+    Tell(handoff, std::move(message));
   }
   FinishIfIdle(id);
 }

@@ -40,9 +40,11 @@ namespace lynx::prefill {
 // One connection per decode incarnation and address, opened by the first Begin, with a handshake
 // before any traffic. When it fails, every hand-off on it fails and the next Begin opens a new one.
 //
-// Of each block it sends each rank of the decode node what that one shares with this rank. In a
+// Of each block it sends each rank that the grant names what that one shares with this rank. In a
 // prefill node of several ranks each has a KvSender, and rank 0 tells the others what to send
-// (RankSender); it alone commits, and the hand-off's Done comes when all ranks are through with it.
+// (RankSender); it alone commits, to the decode node's rank 0, also where neither holds any of the
+// KV, and the hand-off's Done comes when all ranks are through with it. Of several attention
+// replicas the ranks of the one that computes the prompt send.
 //
 // All calls and callbacks are on the loop. Destruction ends everything; callbacks that have not run
 // never will, and afterwards nothing reads the arenas.
@@ -73,11 +75,13 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   KvSender(const KvSender&) = delete;
   KvSender& operator=(const KvSender&) = delete;
 
-  // Opens a hand-off. `done` runs exactly once, never inside a call to this object.
+  // Opens a hand-off of what this node's `replica` computes. `done` runs exactly once, never inside
+  // a call to this object.
   //   InvalidArgument     the grant is malformed.
   //   FailedPrecondition  the grant's node has another compatibility hash.
   //   ResourceExhausted   too many hand-offs or peers.
-  absl::StatusOr<HandoffId> Begin(const proto::GrantInfo& grant, absl::Time deadline, Done done);
+  absl::StatusOr<HandoffId> Begin(const proto::GrantInfo& grant, absl::Time deadline, Done done,
+                                  int32_t replica = 0);
 
   // Sends one layer of the sequence's blocks [first_block, first_block + blocks.size()), stored in
   // `blocks` of the arenas, which must be final. Each block of each layer once, none of the prefix
@@ -120,9 +124,14 @@ class KvSender final : private transfer::TransferEngine::Receiver {
 
   // Of Handoff::pushed.
   static size_t PushedBit(const Handoff& handoff, int32_t layer, int32_t block);
-  // What this rank sends to each rank of the grant's node.
+  // This is the rank of its node that commits.
+  bool leads() const { return self_.layout.replica() == 0 && self_.layout.tp_rank() == 0; }
+  // What this rank sends to each rank of the grant, of what `replica` computes. Of rank 0: first to
+  // the rank that takes the commit, though it be nothing else.
   absl::StatusOr<std::vector<std::pair<std::string, transfer::CopyPlan>>> PlanLinks(
-      const proto::GrantInfo& grant) const;
+      const proto::GrantInfo& grant, int32_t replica) const;
+  // Tells the other ranks of what the hand-off's replica does.
+  void Tell(const Handoff& handoff, proto::RankMessage message);
   absl::StatusOr<Peer*> FindOrConnect(const PeerKey& key);
   void OnHandshakeReply(Peer& peer, const proto::HandshakeReply& reply);
   void OnCommitReply(Peer& peer, const proto::CommitReply& reply);

@@ -10,10 +10,12 @@ namespace lynx::prefill {
 RankSender::RankSender(node::RankWorkerParts parts, const KvSender::Options& options)
     : loop_(parts.loop),
       rank0_(parts.rank0),
+      replica_(parts.identity.layout.replica()),
       sender_(std::move(parts.identity), parts.kv, std::move(parts.engine), loop_, parts.registry,
               options) {}
 
 void RankSender::OnMessage(const proto::RankMessage& message) {
+  if (message.replica() != replica_) return;
   switch (message.body_case()) {
     case proto::RankMessage::kBeginHandoff:
       Begin(message.begin_handoff());
@@ -45,8 +47,9 @@ void RankSender::OnMessage(const proto::RankMessage& message) {
 
 void RankSender::Begin(const proto::BeginHandoff& begin) {
   const uint64_t id = begin.handoff();
-  auto handoff = sender_.Begin(begin.grant(), loop_.Now() + absl::Microseconds(begin.deadline_us()),
-                               [this, id](const absl::Status& status) { TellEnd(id, status); });
+  auto handoff = sender_.Begin(
+      begin.grant(), loop_.Now() + absl::Microseconds(begin.deadline_us()),
+      [this, id](const absl::Status& status) { TellEnd(id, status); }, replica_);
   if (handoff.ok()) {
     handoffs_[id] = *handoff;
   } else {

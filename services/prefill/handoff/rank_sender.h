@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -26,6 +27,7 @@ class RankSender final : public node::RankWorker {
 
   EventLoop& loop_;
   node::RankChannel& rank0_;
+  const int32_t replica_;
   std::map<uint64_t, KvSender::HandoffId> handoffs_;  // By rank 0's ids.
   KvSender sender_;
 };

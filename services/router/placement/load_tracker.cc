@@ -78,6 +78,7 @@ DecodeCandidate LoadTracker::Decode(const Member& member) const {
                             StepTimeFromWire(status.step_time())};
   candidate.prompt_rows = status.prompt_rows();
   candidate.remaps = status.remaps();
+  if (status.kv_blocks_sequence() > 0) candidate.most_blocks = status.kv_blocks_free_sequence();
   candidate.queued_tokens = Queued(member);
   auto it = nodes_.find(member.id);
   if (it == nodes_.end()) return candidate;

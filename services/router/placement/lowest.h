@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <tuple>
@@ -30,7 +31,7 @@ inline std::vector<DecodeCandidate> WithRoom(std::span<const DecodeCandidate> ca
                                              const PlacementRequest& request) {
   std::vector<DecodeCandidate> roomy;
   for (const DecodeCandidate& c : candidates) {
-    if (c.free_blocks >= request.blocks_now) roomy.push_back(c);
+    if (std::min(c.free_blocks, c.most_blocks) >= request.blocks_now) roomy.push_back(c);
   }
   return roomy;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -38,6 +39,8 @@ struct DecodeCandidate {
   int32_t prompt_rows = 0;
   int64_t queued_tokens = 0;
   bool remaps = false;  // Sequences that do not say otherwise.
+  // Of the free blocks, the most that one sequence can have, as reported.
+  int64_t most_blocks = std::numeric_limits<int64_t>::max();
 };
 struct PrefillCandidate {
   NodeId node = 0;

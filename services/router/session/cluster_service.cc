@@ -32,6 +32,11 @@ int64_t TotalTokens(const SequenceRequest& request) {
   return static_cast<int64_t>(request.prompt.size()) + request.sampling.max_new_tokens();
 }
 
+// The most blocks that one sequence can have on a node.
+int64_t SequenceBlocks(const proto::NodeStatus& node) {
+  return node.kv_blocks_sequence() > 0 ? node.kv_blocks_sequence() : node.kv_blocks_total();
+}
+
 // The most blocks that a sequence of so many tokens ever holds on a node, ...
 int64_t MostBlocks(const proto::NodeStatus& node, int64_t tokens) {
   return SumGroups(node, tokens, [](const proto::KvGroup& group) { return group.most_blocks(); });
@@ -43,7 +48,7 @@ int64_t BlocksNow(const proto::NodeStatus& decode, const SequenceSession& sessio
   const int64_t blocks =
       SumGroups(decode, session.known_tokens() + 1,
                 [](const proto::KvGroup& group) { return group.granted_blocks(); });
-  const int64_t total = decode.kv_blocks_total();
+  const int64_t total = SequenceBlocks(decode);
   return total > 0 ? std::min(blocks, total) : blocks;
 }
 
@@ -618,7 +623,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
 bool ClusterService::Fits(const Member& node, const SequenceSession& session) const {
   const int64_t tokens =
       node.role == proto::ROLE_PREFILL ? session.known_tokens() : TotalTokens(session.request());
-  return Within(MostBlocks(node.status, tokens), node.status.kv_blocks_total()) &&
+  return Within(MostBlocks(node.status, tokens), SequenceBlocks(node.status)) &&
          Within(tokens, node.status.max_context_tokens()) && !session.too_small().contains(node.id);
 }
 
@@ -658,8 +663,8 @@ absl::Status ClusterService::TooLarge(const SequenceRequest& request) const {
   for (const auto& [endpoint, member] : nodes_.nodes().members()) {
     if (member.id == 0) continue;
     int64_t& most = member.role == proto::ROLE_DECODE ? decode_blocks : prefill_blocks;
-    if (member.status.kv_blocks_total() <= most) continue;
-    most = member.status.kv_blocks_total();
+    if (SequenceBlocks(member.status) <= most) continue;
+    most = SequenceBlocks(member.status);
     if (member.role == proto::ROLE_DECODE) needed = MostBlocks(member.status, TotalTokens(request));
   }
   return absl::OutOfRangeError(absl::StrCat(

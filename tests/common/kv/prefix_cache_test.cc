@@ -48,6 +48,24 @@ class PrefixCacheTest : public ::testing::Test {
   PrefixCache cache_{pool_};
 };
 
+TEST(PrefixCachesTest, OfOneLedgerTellOfAPrefixWhileAnyHoldsIt) {
+  PrefixLedger ledger;
+  BlockPool pools[2] = {BlockPool(4), BlockPool(4)};
+  PrefixCache caches[2] = {PrefixCache(pools[0], &ledger), PrefixCache(pools[1], &ledger)};
+  for (int i = 0; i < 2; ++i) {
+    const auto table = BlockTable::Acquire(pools[i], 0, 40);
+    ASSERT_TRUE(table.ok());
+    caches[i].Keep(/*root=*/77, Tokens(40), kAll, *table);
+  }
+  EXPECT_EQ(ledger.Since(0).added.size(), 2u);
+  EXPECT_EQ(ledger.changes(), 2u);
+  ASSERT_TRUE(BlockTable::Acquire(pools[0], 0, 64).ok());  // Takes what was kept.
+  EXPECT_EQ(caches[0].size(), 0u);
+  EXPECT_EQ(ledger.changes(), 2u);
+  ASSERT_TRUE(BlockTable::Acquire(pools[1], 0, 64).ok());
+  EXPECT_EQ(ledger.Since(0).added.size(), 0u);
+}
+
 TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholeBlocks) {
   EXPECT_TRUE(cache_.Find(kRoot, Tokens(40), false).blocks.empty());
   const std::vector<BlockId> blocks = Compute(Tokens(40));

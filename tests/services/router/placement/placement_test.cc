@@ -40,6 +40,19 @@ TEST(LeastLoadTest, DecodeTakesTheLeastLoadedNodeWithRoom) {
   EXPECT_EQ(policy.PickDecode({}, {.blocks_now = 1}), std::nullopt);
 }
 
+// Two attention replicas have 30 blocks each: together they do not take what neither does.
+TEST(LeastLoadTest, ASequenceNeedsItsRoomInOneReplica) {
+  Member node = Node(1, /*free_blocks=*/60, /*running=*/0);
+  node.status.set_kv_blocks_sequence(40);
+  node.status.set_kv_blocks_free_sequence(30);
+  LoadTracker tracker;
+  LeastLoad policy;
+  const std::vector<DecodeCandidate> nodes = {tracker.Decode(node)};
+  EXPECT_EQ(nodes[0].free_blocks, 60);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 30}), 1u);
+  EXPECT_EQ(policy.PickDecode(nodes, {.blocks_now = 31}), std::nullopt);
+}
+
 TEST(LeastLoadTest, EqualLoadGoesWhereMoreBlocksAreFree) {
   LeastLoad policy;
   const std::vector<DecodeCandidate> nodes = {{.node = 1, .free_blocks = 10, .load = 1},
