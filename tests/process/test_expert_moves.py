@@ -57,4 +57,4 @@ def test_up_gives_decode_nodes_spare_slots(tmp_path):
     up.ask()
     assert up.end(signal.SIGINT) == 0
     classes = [json.loads(line)["numeric_class"] for line in up.log().splitlines() if '"model loaded"' in line]
-    assert sorted(name.endswith("/tp2/ep2/experts-move") for name in classes) == [False, True]
+    assert sorted(name.endswith("/tp2/dp1/ep2/experts-move") for name in classes) == [False, True]

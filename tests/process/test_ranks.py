@@ -264,8 +264,8 @@ def test_lynx_up_takes_the_widths_of_its_nodes(tmp_path):
     up.ask()
     loaded = [line for line in map(json.loads, filter(lambda line: line.startswith("{"), up.log().splitlines()))
               if "numeric_class" in line]
-    assert sorted((line["component"], line["numeric_class"][-7:]) for line in loaded) == [
-        ("decode", "tp2/ep2"), ("prefill", "tp2/ep2")], loaded
+    assert sorted((line["component"], line["numeric_class"][-11:]) for line in loaded) == [
+        ("decode", "tp2/dp1/ep2"), ("prefill", "tp2/dp1/ep2")], loaded
     assert up.end(signal.SIGTERM) == 0
     lines = [json.loads(line) for line in up.log().splitlines() if line.startswith("{")]
     assert [line for line in lines if line["level"] not in ("info", "debug")] == []
