@@ -69,19 +69,8 @@ __device__ T Narrow(float value) {
 }
 
 // Sums over a warp, in a fixed order; the same bits in every lane.
-__device__ inline float WarpSum(float value) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    value = value + __shfl_xor_sync(kAllLanes, value, lanes);
-  }
-  return value;
-}
-__device__ inline double WarpSum(double value) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    value = value + __shfl_xor_sync(kAllLanes, value, lanes);
-  }
-  return value;
-}
-__device__ inline int64_t WarpSum(int64_t value) {
+template <typename T>
+__device__ T WarpSum(T value) {
   for (int lanes = 16; lanes > 0; lanes /= 2) {
     value = value + __shfl_xor_sync(kAllLanes, value, lanes);
   }

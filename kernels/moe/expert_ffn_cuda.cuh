@@ -2,6 +2,7 @@
 
 #include "kernels/core/device.cuh"
 #include "kernels/core/device_kernels.h"
+#include "kernels/core/scratch_layout.h"
 #include "kernels/moe/expert_ffn_args.h"
 
 // The experts of a decode step: one launch that groups rows by expert, and one whose blocks stay
@@ -52,21 +53,17 @@ struct FfnScratch {
       : inner_stride(CeilDiv<int64_t>(args.intermediate, kFfnDepth) * kFfnDepth) {
     const auto experts = static_cast<size_t>(args.expert_count);
     const auto entries = static_cast<size_t>(args.rows * args.top_k);
-    size_t at = 0;
-    const auto take = [&]<typename T>(T*& array, size_t count) {
-      array = base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
-      at += (count * sizeof(T) + 255) / 256 * 256;
-    };
-    take(ticket, 1);
-    take(gate_done, experts);
-    take(down_done, 1);
-    take(active_count, 1);
-    take(active, experts);
-    take(offsets, experts + 1);
-    take(order, entries);
-    take(inner, entries * static_cast<size_t>(inner_stride) * SizeOf(args.x_dtype));
-    take(outer, entries * static_cast<size_t>(args.hidden));
-    bytes = at;
+    ScratchLayout layout(base);
+    layout.Take(ticket, 1);
+    layout.Take(gate_done, experts);
+    layout.Take(down_done, 1);
+    layout.Take(active_count, 1);
+    layout.Take(active, experts);
+    layout.Take(offsets, experts + 1);
+    layout.Take(order, entries);
+    layout.Take(inner, entries * static_cast<size_t>(inner_stride) * SizeOf(args.x_dtype));
+    layout.Take(outer, entries * static_cast<size_t>(args.hidden));
+    bytes = layout.bytes();
   }
 };
 

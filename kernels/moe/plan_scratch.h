@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/core/scratch_layout.h"
 #include "kernels/moe/plan_args.h"
 
 // For the kernels of plans, and for who gives them memory.
@@ -61,40 +62,36 @@ struct PlanScratch {
   PlanScratch(std::byte* base, int32_t row_count, int32_t expert_count, int32_t top_k) {
     const auto rows = static_cast<size_t>(row_count), experts = static_cast<size_t>(expert_count);
     const size_t ids = rows * static_cast<size_t>(top_k);
-    size_t at = 0;
-    const auto take = [&]<typename T>(T*& array, size_t count) {
-      array = base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
-      at += (count * sizeof(T) + 255) / 256 * 256;
-    };
-    take(progress, 1);
-    take(active, kPlanWords);
-    take(exact_union, kPlanWords);
-    take(used, kPlanWords);
-    take(used_by_all, kPlanWords);
-    take(states, rows);
-    take(masked, rows);
-    take(best, rows);
-    take(worst, rows);
-    take(scores, rows * experts);
-    take(values, rows * experts);
-    take(group_scores, rows * experts);
-    take(mass, rows * experts);
-    take(gate_mass, rows * experts);
-    take(exact_ids, ids);
-    take(exact_weights, ids);
-    take(chosen_ids, ids);
-    take(chosen_weights, ids);
-    take(chosen_kept, rows);
-    take(widths, rows);
-    take(stand_ins, rows);
-    take(place, size_t{kMaxPlanPolicies} * experts);
-    take(columns, rows * experts);
-    take(kept_ids, ids);
-    take(kept_held, rows);
-    take(kept_sum, rows);
-    take(exact_sum, rows);
-    take(kept_ratio, rows);
-    bytes = at;
+    ScratchLayout layout(base);
+    layout.Take(progress, 1);
+    layout.Take(active, kPlanWords);
+    layout.Take(exact_union, kPlanWords);
+    layout.Take(used, kPlanWords);
+    layout.Take(used_by_all, kPlanWords);
+    layout.Take(states, rows);
+    layout.Take(masked, rows);
+    layout.Take(best, rows);
+    layout.Take(worst, rows);
+    layout.Take(scores, rows * experts);
+    layout.Take(values, rows * experts);
+    layout.Take(group_scores, rows * experts);
+    layout.Take(mass, rows * experts);
+    layout.Take(gate_mass, rows * experts);
+    layout.Take(exact_ids, ids);
+    layout.Take(exact_weights, ids);
+    layout.Take(chosen_ids, ids);
+    layout.Take(chosen_weights, ids);
+    layout.Take(chosen_kept, rows);
+    layout.Take(widths, rows);
+    layout.Take(stand_ins, rows);
+    layout.Take(place, size_t{kMaxPlanPolicies} * experts);
+    layout.Take(columns, rows * experts);
+    layout.Take(kept_ids, ids);
+    layout.Take(kept_held, rows);
+    layout.Take(kept_sum, rows);
+    layout.Take(exact_sum, rows);
+    layout.Take(kept_ratio, rows);
+    bytes = layout.bytes();
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "kernels/core/device.cuh"
 #include "kernels/core/device_kernels.h"
+#include "kernels/core/scratch_layout.h"
 #include "kernels/sampling/sample_args.h"
 
 // The draw of engine::Sampler in three launches, with its own arithmetic
@@ -27,17 +28,13 @@ struct SampleScratch {
   SampleScratch(std::byte* base, int64_t row_count, int64_t vocab)
       : blocks(static_cast<int>(CeilDiv<int64_t>(vocab, kSampleBlock))) {
     const auto rows = static_cast<size_t>(row_count), each = static_cast<size_t>(blocks);
-    size_t at = 0;
-    const auto take = [&]<typename T>(T*& array, size_t count) {
-      array = base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
-      at += (count * sizeof(T) + 255) / 256 * 256;
-    };
-    take(weights, rows * static_cast<size_t>(vocab));
-    take(partial, rows * each);
-    take(best, rows * each);
-    take(best_at, rows * each);
-    take(bad, rows * each);
-    bytes = at;
+    ScratchLayout layout(base);
+    layout.Take(weights, rows * static_cast<size_t>(vocab));
+    layout.Take(partial, rows * each);
+    layout.Take(best, rows * each);
+    layout.Take(best_at, rows * each);
+    layout.Take(bad, rows * each);
+    bytes = layout.bytes();
   }
 };
 
