@@ -208,6 +208,11 @@ absl::Status GlooCommunicator::Exchange(std::span<const std::byte> out, std::spa
   } catch (const std::exception& error) {
     // Gloo has no kind of error for it.
     const bool late = SteadyClock::now() + Milliseconds(2) >= deadline;
+    // One that has sent its part and was lost then; whose connection it was is known of two ranks.
+    if (!late && awaited.empty() && size() == 2) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", 1 - rank(), " is lost: its connection broke (", error.what(), ")"));
+    }
     return absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
                         absl::StrCat(late ? "ranks that did not take part in time: "
                                           : "a connection to another rank broke; not heard from: ",
