@@ -674,6 +674,7 @@ TEST_F(HandoffFaultTest, BytesInFlightStayWithinTheCredit) {
 // hand-off, adopted bytes are right, an OK means adopted, nothing is left.
 TEST_F(HandoffFaultTest, RandomFaultsNeverBreakTheContract) {
   int adopted_ok = 0;
+  int tried_again = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 rng(seed);
@@ -735,6 +736,22 @@ TEST_F(HandoffFaultTest, RandomFaultsNeverBreakTheContract) {
       if (rng() % 6 == 0 && prefill_->jobs.contains(victim)) {
         prefill_->sender->Abort(prefill_->jobs.at(victim).handoff, "client left");
       }
+      // What failed is tried again under the grant's next epoch while messages of the former one
+      // may be under way.
+      if (rng() % 2 == 0) {
+        for (const auto& [sequence, job] : prefill_->jobs) {
+          const auto again = decode_->receiver->FindGrant(sequence);
+          if (!again || !job.result.has_value() || again->epoch() == job.epoch) continue;
+          if (again->epoch() > DecodeNode::kMostEpochs ||
+              prefill_->pool.free_blocks() < kv::BlocksFor(job.prompt_tokens) * groups) {
+            continue;
+          }
+          prefill_->Start(sequence, job.prompt_tokens, *again,
+                          absl::Milliseconds(500 + rng() % 4000));
+          ++tried_again;
+          break;
+        }
+      }
       for (auto it = decode_->adopted.begin(); it != decode_->adopted.end();) {
         ASSERT_TRUE(decode_->HoldsKv(it->first)) << "sequence " << it->first;
         // Kept a while, so that late bytes can hit it.
@@ -755,6 +772,7 @@ TEST_F(HandoffFaultTest, RandomFaultsNeverBreakTheContract) {
     ExpectAllReturned();
   }
   EXPECT_GT(adopted_ok, 200) << "the faults left nothing to test";
+  EXPECT_GT(tried_again, 100) << "hardly a grant has a second epoch";
 }
 
 }  // namespace

@@ -16,9 +16,10 @@ transfer::NodeIdentity TestIdentity(Incarnation incarnation, const kv::KvLayout&
                                    /*head_begin=*/0)};
 }
 
-std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index, size_t bytes) {
-  std::mt19937_64 rng(sequence * 1000003 + static_cast<uint64_t>(layer) * 1009 +
-                      static_cast<uint64_t>(index));
+std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index, size_t bytes,
+                                 uint32_t epoch) {
+  std::mt19937_64 rng((uint64_t{epoch} << 40) + sequence * 1000003 +
+                      static_cast<uint64_t>(layer) * 1009 + static_cast<uint64_t>(index));
   std::vector<std::byte> block(bytes);
   for (size_t i = 0; i < bytes; i += 8) {
     const uint64_t word = rng();
@@ -58,6 +59,13 @@ void DecodeNode::OnFailed(uint64_t sequence, Incarnation, const absl::Status& st
 }
 
 bool DecodeNode::HoldsKv(uint64_t sequence, int32_t first_block) const {
+  for (uint32_t epoch = 1; epoch <= kMostEpochs; ++epoch) {
+    if (HoldsKvOf(epoch, sequence, first_block)) return true;
+  }
+  return false;
+}
+
+bool DecodeNode::HoldsKvOf(uint32_t epoch, uint64_t sequence, int32_t first_block) const {
   const decode::Adopted& one = adopted.at(sequence);
   const kv::KvGroups& groups = arena->layout().groups;
   for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
@@ -66,7 +74,8 @@ bool DecodeNode::HoldsKv(uint64_t sequence, int32_t first_block) const {
     for (int32_t i = std::max(first_block, groups.FirstBlock(group, one.body.prompt_size()));
          i < one.lease.end_block(); ++i) {
       const auto held = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
-      if (!std::ranges::equal(held, TestBlock(sequence, layer, i, held.size()))) return false;
+      if (!std::ranges::equal(held, TestBlock(sequence, layer, i, held.size(), epoch)))
+        return false;
     }
   }
   return true;
@@ -107,6 +116,7 @@ absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
   job.handoff = *handoff;
   job.lease = *std::move(lease);
   job.prompt_tokens = prompt_tokens;
+  job.epoch = grant.epoch();
   return absl::OkStatus();
 }
 
@@ -119,7 +129,7 @@ absl::Status PrefillNode::PushLayer(uint64_t sequence, int32_t layer, int32_t fi
   if (first_block == job.lease.end_block()) return absl::OkStatus();
   for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
     const auto to = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
-    std::ranges::copy(TestBlock(sequence, layer, i, to.size()), to.begin());
+    std::ranges::copy(TestBlock(sequence, layer, i, to.size(), job.epoch), to.begin());
   }
   return sender->Push(job.handoff, layer, first_block,
                       blocks.subspan(static_cast<size_t>(first_block)));

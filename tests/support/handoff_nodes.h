@@ -26,8 +26,10 @@ inline const kv::KvLayout kTestLayout = {
 transfer::NodeIdentity TestIdentity(Incarnation incarnation,
                                     const kv::KvLayout& layout = kTestLayout);
 
-// The bytes that block `index` of `sequence` has in `layer`.
-std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index, size_t bytes);
+// The bytes that block `index` of `sequence` has in `layer` when it is sent in `epoch`: others in
+// each, so that a mixture shows.
+std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index, size_t bytes,
+                                 uint32_t epoch = 1);
 
 // A decode node without a model: keeps what it adopts.
 class DecodeNode final : public decode::KvReceiver::Handler {
@@ -44,10 +46,12 @@ class DecodeNode final : public decode::KvReceiver::Handler {
   void OnAdopt(decode::Adopted adopted_sequence) override;
   void OnFailed(uint64_t sequence, Incarnation router, const absl::Status& status) override;
 
-  // Whether the adopted sequence's blocks hold what prefill filled in, from `first_block` on.
+  // Whether the adopted sequence's blocks hold what prefill filled in, from `first_block` on, all
+  // of them in the same one of the first few epochs.
   bool HoldsKv(uint64_t sequence, int32_t first_block = 0) const;
 
   static constexpr Incarnation kRouter = 0x707;
+  static constexpr uint32_t kMostEpochs = 12;
 
   kv::BlockPool pool;
   std::unique_ptr<kv::KvArena> arena;
@@ -56,6 +60,9 @@ class DecodeNode final : public decode::KvReceiver::Handler {
   std::map<uint64_t, absl::Status> failed;
   FaultyTransferEngine* faults = nullptr;  // What decode sends.
   std::unique_ptr<decode::KvReceiver> receiver;
+
+ private:
+  bool HoldsKvOf(uint32_t epoch, uint64_t sequence, int32_t first_block) const;
 };
 
 // A prefill node without a model: fills blocks with TestBlock and hands them over.
@@ -69,6 +76,7 @@ class PrefillNode {
     prefill::KvSender::HandoffId handoff = 0;
     kv::BlockTable lease;  // Held until the result, as the contract asks.
     int32_t prompt_tokens = 0;
+    uint32_t epoch = 0;
     std::optional<absl::Status> result;
     int results = 0;
   };
