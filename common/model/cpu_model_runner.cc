@@ -33,6 +33,7 @@
 #include "common/model/weight_binder.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
+#include "kernels/gemm/embed.h"
 #include "kernels/gemm/gemm.h"
 
 namespace lynx::model {
@@ -425,17 +426,15 @@ void CpuModelRunner::RemoveEntries(std::span<const size_t> leaving) {
 absl::Status CpuModelRunner::Embed() {
   const int64_t hidden = spec_.hidden_size;
   const kernels::Matrix& embedding = weights_.embedding;
-  for (size_t r = 0; r < tokens_.size(); ++r) {
-    float* row = hidden_.data() + static_cast<int64_t>(r) * hidden;
-    const int32_t own_row = tokens_[r] - shard_.vocabulary.begin;
-    if (own_row < 0 || own_row >= shard_.vocabulary.size()) {
-      std::fill_n(row, hidden, 0.0f);  // Another rank has it.
-      continue;
-    }
-    kernels::UnpackRow(embedding, own_row, row);
-    if (spec_.embedding_multiplier == 1) continue;
-    for (int64_t i = 0; i < hidden; ++i) row[i] *= spec_.embedding_multiplier;
-  }
+  // Of a token that another rank has: zeros.
+  LYNX_RETURN_IF_ERROR(kernels::Embed({.tokens = tokens_.data(),
+                                       .w = embedding,
+                                       .y = hidden_.data(),
+                                       .rows = std::ssize(tokens_),
+                                       .y_stride = hidden,
+                                       .first = shard_.vocabulary.begin,
+                                       .scale = spec_.embedding_multiplier},
+                                      ctx_));
   const int64_t bytes = static_cast<int64_t>(tokens_.size() * SizeOf(embedding.dtype)) * hidden;
   stats_.weight_bytes_read += bytes;
   stats_.weight_bytes_streamed += bytes;

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kElementsPerItem = 16384;  // About 2 us: below that a hand-over costs more.
 
+constexpr int64_t kMaxDeviceRow = int64_t{65535} * 256;  // Elements: what a grid has.
+
 absl::Status Validate(const CastArgs& args) {
   if (args.rows < 0 || args.heads <= 0 || args.width <= 0 || args.y_width < args.width ||
       args.x_head_stride < args.width || args.y_head_stride < args.y_width ||
@@ -44,7 +46,12 @@ absl::Status Cast(const CastArgs& args, const ExecContext& ctx) {
       break;
     }
     case Backend::kCuda:
-      return DeviceStatus("Cast", kNoKernel);
+      if (args.rows == 0) break;
+      if (args.rows >= int64_t{1} << 31 || args.heads * args.y_width > kMaxDeviceRow) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Cast on a GPU: ", args.rows, " rows of ", args.heads, " heads"));
+      }
+      return QueueOnDevice("Cast", ctx.device->cast, args, ctx);
   }
   return absl::OkStatus();
 }

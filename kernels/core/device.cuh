@@ -53,6 +53,12 @@ __device__ inline uint16_t F32ToBf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 __device__ inline float RoundToBf16(float value) { return Bf16ToF32(F32ToBf16(value)); }
+__device__ inline float F16ToF32(uint16_t bits) {
+  const uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
+  if (magnitude >= 0x0f800000u) return __uint_as_float(sign | 0x70000000u | magnitude);
+  // Another bias of the exponent, 2^112 apart: exact, of denormal numbers too.
+  return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude) * 0x1p112f));
+}
 // Of two in one word, the first in the low half.
 __device__ inline float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float High(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }

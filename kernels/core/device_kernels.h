@@ -4,7 +4,10 @@
 
 namespace lynx::kernels {
 
+struct CastArgs;
+struct EmbedArgs;
 struct ExpertFfnArgs;
+struct GemmProducts;
 struct KvWriteArgs;
 struct LatentAttentionArgs;
 struct LatentWriteArgs;
@@ -32,7 +35,10 @@ inline constexpr int kScratchTooSmall = -2;
 // of the above. Pointers in arguments are to device memory, which must stay as it is until the work
 // is done; sizes were checked, contents cannot be. Null: not there yet.
 struct DeviceKernels {
+  int (*cast)(const CastArgs&, const DeviceQueue&) = nullptr;
+  int (*embed)(const EmbedArgs&, const DeviceQueue&) = nullptr;
   int (*expert_ffn)(const ExpertFfnArgs&, const DeviceQueue&) = nullptr;
+  int (*gemm)(const GemmProducts&, const DeviceQueue&) = nullptr;
   int (*latent_attention)(const LatentAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*paged_attention)(const PagedAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*rms_norm)(const RmsNormArgs&, const DeviceQueue&) = nullptr;

@@ -1,7 +1,10 @@
 // All kernels for GPUs in one translation unit: compiling the headers of the toolkit costs more
 // than compiling the kernels.
 #include "kernels/attention/attention_cuda.cuh"
+#include "kernels/cast/cast_cuda.cuh"
 #include "kernels/cuda/device_kernels.h"
+#include "kernels/gemm/embed_cuda.cuh"
+#include "kernels/gemm/gemm_cuda.cuh"
 #include "kernels/kv/kv_write_cuda.cuh"
 #include "kernels/moe/expert_ffn_cuda.cuh"
 #include "kernels/moe/plan_cuda.cuh"
@@ -13,7 +16,10 @@ namespace lynx::cuda {
 
 const kernels::DeviceKernels& Kernels() {
   static constexpr kernels::DeviceKernels kKernels = {
+      .cast = &kernels::device::QueueCast,
+      .embed = &kernels::device::QueueEmbed,
       .expert_ffn = &kernels::device::QueueExpertFfn,
+      .gemm = &kernels::device::QueueGemm,
       .latent_attention = &kernels::device::QueueLatentAttention,
       .paged_attention = &kernels::device::QueuePagedAttention,
       .rms_norm = &kernels::device::QueueRmsNorm,

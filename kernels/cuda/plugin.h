@@ -44,7 +44,7 @@ class Plugin {
 };
 
 // To be raised with every change of what is above or of what it uses.
-inline constexpr uint32_t kPluginVersion = 2;
+inline constexpr uint32_t kPluginVersion = 3;
 
 // What the plug-in says of itself before anything else of it is used, in plain C.
 struct PluginEntry {

@@ -22,6 +22,17 @@ absl::Status Validate(const GemmArgs& args) {
   return absl::OkStatus();
 }
 
+// What kernels for GPUs ask for beyond: they count in 32 bits and load 16 bytes at a time.
+absl::Status ValidateOnDevice(const GemmArgs& args) {
+  const bool aligned = reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && args.x_stride % 8 == 0;
+  if (args.w.in < int64_t{1} << 28 && (args.x_dtype == DType::kF32 || aligned)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("Gemm on a GPU: x of bf16 and its rows begin at multiples of 16 bytes; in ",
+                   args.w.in, ", x_stride ", args.x_stride));
+}
+
 // One block of y, from column `first` on: rows of a product, of which `columns` count.
 void Store(const GemmArgs& args, const float* product, int64_t row, int64_t rows, int64_t first,
            int64_t columns) {
@@ -85,7 +96,16 @@ absl::Status Gemm(std::span<const GemmArgs> products, const ExecContext& ctx) {
       break;
     }
     case Backend::kCuda:
-      return DeviceStatus("Gemm", kNoKernel);
+      for (const GemmArgs& args : products) LYNX_RETURN_IF_ERROR(ValidateOnDevice(args));
+      LYNX_RETURN_IF_ERROR(
+          QueueOnDevice("Gemm", ctx.device->gemm,
+                        GemmProducts{.products = products.data(), .count = products.size()}, ctx));
+      for (const GemmArgs& args : products) {
+        if (ctx.streamed_bytes == nullptr || args.rows == 0) continue;
+        ctx.streamed_bytes->fetch_add(PackedBytes(args.w.out, args.w.in, args.w.dtype),
+                                      std::memory_order_relaxed);
+      }
+      break;
   }
   return absl::OkStatus();
 }

@@ -19,6 +19,9 @@ int64_t ActivationStride(int64_t width, DType dtype);
 // bits depend on that row and w alone. NaN or Inf in a row stays in that row. bf16 by bf16 on
 // kAvx512Bf16 and kAmx takes denormal numbers for zeros.
 //
+// On GPUs: x of bf16 begins at a multiple of 16 bytes, and so do its rows. Of bf16 rows and weights
+// up to 64 rows read each weight once, more rows once for 128 of them; of other types, 8 at a time.
+//
 //   InvalidArgument  args breaks a bound above; y is untouched.
 //   Unavailable      this machine cannot run ctx.
 absl::Status Gemm(const GemmArgs& args, const ExecContext& ctx);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/gemm/packed_matrix.h"
@@ -25,6 +26,12 @@ struct GemmArgs {
   bool accumulate = false;
   float scale = 1;
   const float* bias = nullptr;  // [w.out], or null: none
+};
+
+// Several of them.
+struct GemmProducts {
+  const GemmArgs* products = nullptr;  // [count], on the host
+  size_t count = 0;
 };
 
 }  // namespace lynx::kernels

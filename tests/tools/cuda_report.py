@@ -23,19 +23,24 @@ LIMITS = {
 }
 RESERVED = 1 << 10  # Shared memory that a block takes beside its own.
 # What launches say and ptxas cannot know: threads of a block, and dynamic shared memory.
-EXPERT_RING = 8 * 64 * 33 * 4 + 4
+PANEL_SHARED = 8 * 64 * 33 * 4
+GEMM_TILES = 4 * 2 * (8 << 10)
 LAUNCHES = {
     "RankRows": (128, 0),
     "Vote": (128, 0),
     "AssignRows": (128, 0),
     "SelectSets": (1024, 0),
     "GroupRows": (1024, 0),
-    "ExpertFfnKernel": (256, (EXPERT_RING + 15) // 16 * 16),
+    "ExpertFfnKernel": (256, PANEL_SHARED),
     "AttentionSplits": (256, (8 * (128 + 128 + 256 + 6) + 256 * 8) * 4),  # head_dim 128
     "AttentionMerge": (256, 0),
     "SummarizeBlocks": (256, 0),
     "WeighBlocks": (256, 0),
     "DrawTokens": (256, 0),
+    "GemmPanels": (256, PANEL_SHARED),
+    "GemmTiles": (256, GEMM_TILES),
+    "EmbedKernel": (256, 0),
+    "CastKernel": (256, 0),
     "RmsNormKernel": (256, 0),
     "RopeKernel": (128, 0),
     "KvWriteKernel": (128, 0),
@@ -58,8 +63,8 @@ def demangle(name):
     after = name.split(base, 1)[-1]
     if not after.startswith("I"):
         return base, base
-    words = {"t": "bf16", "f": "f32", "Lb0E": "no", "Lb1E": "yes"}
-    parts = re.findall(r"Lb[01]E|Li\d+E|[tf]", after[1:].split("EEv")[0] + "E")
+    words = {"t": "bf16", "f": "f32", "Lb0E": "no", "Lb1E": "yes", "NS1_7F16BitsE": "f16"}
+    parts = re.findall(r"NS1_7F16BitsE|Lb[01]E|Li\d+E|[tf]", after[1:].split("EEv")[0] + "E")
     return base, f"{base}<{', '.join(words.get(part, part[2:-1]) for part in parts)}>"
 
 

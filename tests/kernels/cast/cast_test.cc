@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/cuda_emulation/emulated_context.h"
 #include "tests/support/kernel_test.h"
 
 namespace lynx::kernels {
 namespace {
 
-using ::lynx::testing::AllContexts;
+using ::lynx::testing::AllContextsAndCuda;
 using ::lynx::testing::ContextParamName;
 using ::lynx::testing::Decode;
 using ::lynx::testing::Encode;
@@ -114,7 +115,8 @@ TEST_P(CastTest, RefusesWhatItCannotRun) {
   refused([](auto& args) { args.y_dtype = DType::kF16; });
 }
 
-INSTANTIATE_TEST_SUITE_P(Contexts, CastTest, ::testing::ValuesIn(AllContexts()), ContextParamName);
+INSTANTIATE_TEST_SUITE_P(Contexts, CastTest, ::testing::ValuesIn(AllContextsAndCuda()),
+                         ContextParamName);
 
 }  // namespace
 }  // namespace lynx::kernels
