@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/concurrency/event_loop.h"
 #include "common/config/flag_set.h"
+#include "common/handoff/rank_sender.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_config.h"
 #include "common/node/node_control.h"
@@ -16,7 +17,6 @@
 #include "common/node/transfer_identity.h"
 #include "common/rpc/zmq_channel.h"
 #include "common/transfer/ucx_engine.h"
-#include "services/prefill/handoff/rank_sender.h"
 #include "services/prefill/prefill_node.h"
 
 namespace lynx::prefill {
@@ -31,11 +31,12 @@ struct PrefillConfig {
 };
 
 absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
-  LYNX_ASSIGN_OR_RETURN(
-      auto engine, runtime.LoadEngine(
-                       config.node.step_rows, config.step_logits, [](node::RankWorkerParts parts) {
-                         return std::make_unique<RankSender>(std::move(parts), KvSender::Options{});
-                       }));
+  LYNX_ASSIGN_OR_RETURN(auto engine,
+                        runtime.LoadEngine(config.node.step_rows, config.step_logits,
+                                           [](node::RankWorkerParts parts) {
+                                             return std::make_unique<handoff::RankSender>(
+                                                 std::move(parts), handoff::KvSender::Options{});
+                                           }));
   node::NodeMetrics metrics(runtime.registry(), "prefill", runtime.model_name(),
                             runtime.layout().dp);
   node::MoeMetrics moe_metrics(runtime.registry(), engine->runner().spec(), moe::Policy{});
@@ -53,14 +54,14 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
       auto transfer,
       transfer::UcxEngine::Create(
           {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
-  std::unique_ptr<KvSender> sender;
+  std::unique_ptr<handoff::KvSender> sender;
   std::unique_ptr<PrefillNode> node;
   node::ThreadStepExecutor executor(loop, runtime.WatchSteps());
   loop.RunAndWait([&] {
-    sender = std::make_unique<KvSender>(
+    sender = std::make_unique<handoff::KvSender>(
         node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
-        engine->runner().kv(), std::move(transfer), loop, runtime.registry(), KvSender::Options{},
-        runtime.ranks());
+        engine->runner().kv(), std::move(transfer), loop, runtime.registry(),
+        handoff::KvSender::Options{}, runtime.ranks());
     node = std::make_unique<PrefillNode>(
         PrefillNode::Options{.incarnation = runtime.incarnation(),
                              .model_name = runtime.model_name(),

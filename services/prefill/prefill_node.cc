@@ -24,7 +24,7 @@ proto::Terminal TerminalOf(proto::Terminal::Kind kind) {
 
 }  // namespace
 
-PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
+PrefillNode::PrefillNode(const Options& options, engine::Engine& engine, handoff::KvSender& sender,
                          node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
                          node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics)
     : options_(options),

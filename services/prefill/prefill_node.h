@@ -13,6 +13,7 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/handoff/kv_sender.h"
 #include "common/kv/prefix_cache.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
@@ -20,7 +21,6 @@
 #include "common/node/step_executor.h"
 #include "common/node/step_time_fit.h"
 #include "common/proto/control.pb.h"
-#include "services/prefill/handoff/kv_sender.h"
 #include "services/prefill/scheduler/prefill_scheduler.h"
 
 namespace lynx::prefill {
@@ -47,7 +47,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
 
   // All references outlive the node; the executor's running step must have ended before the node
   // is destroyed, so destroy the executor first.
-  PrefillNode(const Options& options, engine::Engine& engine, KvSender& sender,
+  PrefillNode(const Options& options, engine::Engine& engine, handoff::KvSender& sender,
               node::StepExecutor& executor, EventLoop& loop, rpc::Channel& channel,
               node::NodeMetrics& metrics, node::MoeMetrics& moe_metrics);
   ~PrefillNode() override;
@@ -89,7 +89,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     absl::Time deadline;
     absl::Time cancelled = absl::InfiniteFuture();
     TimerId deadline_timer = 0;
-    KvSender::HandoffId handoff = 0;
+    handoff::KvSender::HandoffId handoff = 0;
     bool handoff_open = false;  // The sender may still read the blocks.
     int64_t pinned_blocks = 0;  // Computed, kept for the hand-off only.
     int32_t cached_tokens = 0;  // Of these, computed for an earlier prompt.
@@ -141,7 +141,7 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
 
   const Options options_;
   engine::Engine& engine_;
-  KvSender& sender_;
+  handoff::KvSender& sender_;
   node::StepExecutor& executor_;
   EventLoop& loop_;
   node::NodeMetrics& metrics_;

@@ -40,7 +40,7 @@ class HandoffFaultTest : public ::testing::Test {
                                            loop_, blocks, options, layout_);
   }
   void StartPrefill(int32_t blocks = 64, Incarnation incarnation = 0x9e,
-                    const prefill::KvSender::Options& options = {}) {
+                    const handoff::KvSender::Options& options = {}) {
     prefill_ = std::make_unique<PrefillNode>(TestIdentity(incarnation, layout_), Engine("prefill"),
                                              loop_, blocks, options, layout_);
   }
@@ -108,7 +108,7 @@ TEST_F(HandoffFaultTest, LatentsArriveWhole) {
   decode_ = std::make_unique<DecodeNode>(TestIdentity(0xd0, latents), Engine("decode"), loop_, 16,
                                          decode::KvReceiver::Options(), latents);
   prefill_ = std::make_unique<PrefillNode>(TestIdentity(0x9e, latents), Engine("prefill"), loop_,
-                                           64, prefill::KvSender::Options(), latents);
+                                           64, handoff::KvSender::Options(), latents);
   prefill_->Start(1, kPrompt, Reserve(1));
   loop_.RunDue();
   EXPECT_THAT(Result(1), IsOk());

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/handoff/rank_sender.h"
 #include "common/node/rank_worker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "services/decode/handoff/node_kv_copy.h"
 #include "services/decode/handoff/rank_receiver.h"
-#include "services/prefill/handoff/rank_sender.h"
 #include "tests/support/handoff_nodes.h"
 #include "tests/support/metrics_sum.h"
 #include "tests/support/status_matchers.h"
@@ -243,14 +243,14 @@ class Prefill final : public Node {
       : Node(l, s), loop(l) {
     auto own = Engine(fabric, absl::StrCat(name, "-0"), loop);
     for (int32_t rank = 1; rank < s.world(); ++rank) {
-      auto worker = std::make_unique<prefill::RankSender>(
-          Parts(incarnation, rank, fabric, name, loop), prefill::KvSender::Options{});
+      auto worker = std::make_unique<handoff::RankSender>(
+          Parts(incarnation, rank, fabric, name, loop), handoff::KvSender::Options{});
       senders.push_back(worker.get());
       group.workers.push_back(std::move(worker));
     }
-    sender = std::make_unique<prefill::KvSender>(s.Identity(incarnation, 0), *arenas[0],
+    sender = std::make_unique<handoff::KvSender>(s.Identity(incarnation, 0), *arenas[0],
                                                  std::move(own), loop, *registries[0],
-                                                 prefill::KvSender::Options{}, group.channel());
+                                                 handoff::KvSender::Options{}, group.channel());
     group.hear = [this](int rank, const auto& message) { sender->OnRankMessage(rank, message); };
   }
   void Start(uint64_t sequence, const proto::GrantInfo& grant,
@@ -294,8 +294,8 @@ class Prefill final : public Node {
   }
 
   EventLoop& loop;
-  std::vector<prefill::RankSender*> senders;
-  std::unique_ptr<prefill::KvSender> sender;
+  std::vector<handoff::RankSender*> senders;
+  std::unique_ptr<handoff::KvSender> sender;
   std::map<uint64_t, kv::BlockTable> leases;
   std::map<uint64_t, absl::Status> results;
 };

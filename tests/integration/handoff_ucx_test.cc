@@ -40,7 +40,7 @@ class HandoffUcxTest : public ::testing::Test {
     prefill_loop_.RunAndWait([&] {
       prefill_ =
           std::make_unique<PrefillNode>(TestIdentity(0x9e, kLayout), Engine(prefill_loop_),
-                                        prefill_loop_, 1024, prefill::KvSender::Options(), kLayout);
+                                        prefill_loop_, 1024, handoff::KvSender::Options(), kLayout);
     });
   }
   static std::unique_ptr<transfer::TransferEngine> Engine(EventLoop& loop) {

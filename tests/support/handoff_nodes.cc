@@ -83,14 +83,14 @@ bool DecodeNode::HoldsKvOf(uint32_t epoch, uint64_t sequence, int32_t first_bloc
 
 PrefillNode::PrefillNode(transfer::NodeIdentity identity,
                          std::unique_ptr<transfer::TransferEngine> engine, EventLoop& l,
-                         int32_t pool_blocks, const prefill::KvSender::Options& options,
+                         int32_t pool_blocks, const handoff::KvSender::Options& options,
                          const kv::KvLayout& layout)
     : loop(l),
       pool(pool_blocks, layout.groups),
       arena(kv::KvArena::Create(layout, pool_blocks).value()) {
   auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
   faults = faulty.get();
-  sender = std::make_unique<prefill::KvSender>(std::move(identity), *arena, std::move(faulty), loop,
+  sender = std::make_unique<handoff::KvSender>(std::move(identity), *arena, std::move(faulty), loop,
                                                registry, options);
 }
 

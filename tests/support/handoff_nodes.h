@@ -10,11 +10,11 @@
 #include "absl/status/status.h"
 #include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
+#include "common/handoff/kv_sender.h"
 #include "common/kv/kv_arena.h"
 #include "common/telemetry/metrics.h"
 #include "common/transfer/loopback_engine.h"
 #include "services/decode/handoff/kv_receiver.h"
-#include "services/prefill/handoff/kv_sender.h"
 #include "tests/support/faulty_transfer_engine.h"
 
 // The two sides of a hand-off with known bytes in the KV, for tests.
@@ -69,11 +69,11 @@ class DecodeNode final : public decode::KvReceiver::Handler {
 class PrefillNode {
  public:
   PrefillNode(transfer::NodeIdentity identity, std::unique_ptr<transfer::TransferEngine> engine,
-              EventLoop& loop, int32_t pool_blocks, const prefill::KvSender::Options& options = {},
+              EventLoop& loop, int32_t pool_blocks, const handoff::KvSender::Options& options = {},
               const kv::KvLayout& layout = kTestLayout);
 
   struct Job {
-    prefill::KvSender::HandoffId handoff = 0;
+    handoff::KvSender::HandoffId handoff = 0;
     kv::BlockTable lease;  // Held until the result, as the contract asks.
     int32_t prompt_tokens = 0;
     uint32_t epoch = 0;
@@ -97,7 +97,7 @@ class PrefillNode {
   telemetry::Registry registry;
   std::map<uint64_t, Job> jobs;            // By sequence.
   FaultyTransferEngine* faults = nullptr;  // What prefill sends.
-  std::unique_ptr<prefill::KvSender> sender;
+  std::unique_ptr<handoff::KvSender> sender;
 };
 
 }  // namespace lynx::testing

@@ -321,8 +321,8 @@ void SimCluster::Start(const std::string& name) {
     endpoint.set_transfer_address(parts.engine->LocalAddress());
     if (prefill) {
       node->links->workers.push_back(node->rank_senders
-                                         .emplace_back(std::make_unique<prefill::RankSender>(
-                                             std::move(parts), prefill::KvSender::Options{}))
+                                         .emplace_back(std::make_unique<handoff::RankSender>(
+                                             std::move(parts), handoff::KvSender::Options{}))
                                          .get());
     } else {
       node->links->workers.push_back(node->rank_receivers
@@ -333,9 +333,9 @@ void SimCluster::Start(const std::string& name) {
   }
   if (node->links != nullptr) ranks.channel = &node->links->rank0;
   if (prefill) {
-    node->sender = std::make_unique<prefill::KvSender>(identity, runner.kv(), std::move(transfer),
+    node->sender = std::make_unique<handoff::KvSender>(identity, runner.kv(), std::move(transfer),
                                                        loop, node->registry,
-                                                       prefill::KvSender::Options{}, ranks.channel);
+                                                       handoff::KvSender::Options{}, ranks.channel);
     node->prefill = std::make_unique<prefill::PrefillNode>(
         prefill::PrefillNode::Options{
             .incarnation = incarnation,

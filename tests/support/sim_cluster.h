@@ -12,6 +12,8 @@
 #include "common/base/dtype.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/handoff/kv_sender.h"
+#include "common/handoff/rank_sender.h"
 #include "common/model/model_runner.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_metrics.h"
@@ -24,8 +26,6 @@
 #include "services/decode/handoff/kv_receiver.h"
 #include "services/decode/handoff/rank_receiver.h"
 #include "services/decode/quality/quality_watch.h"
-#include "services/prefill/handoff/kv_sender.h"
-#include "services/prefill/handoff/rank_sender.h"
 #include "services/prefill/prefill_node.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/resolver.h"
@@ -181,7 +181,7 @@ class SimCluster {
     std::unique_ptr<decode::QualityWatch> quality;
     std::unique_ptr<rpc::Channel> channel;
     std::unique_ptr<node::InlineStepExecutor> whole_steps;
-    std::unique_ptr<prefill::KvSender> sender;
+    std::unique_ptr<handoff::KvSender> sender;
     std::unique_ptr<prefill::PrefillNode> prefill;
     std::unique_ptr<decode::DecodeNode> decode;
     std::unique_ptr<decode::KvReceiver> receiver;
@@ -190,7 +190,7 @@ class SimCluster {
     // Of all ranks but 0.
     std::vector<std::unique_ptr<telemetry::Registry>> rank_registries;
     std::vector<std::unique_ptr<decode::RankReceiver>> rank_receivers;
-    std::vector<std::unique_ptr<prefill::RankSender>> rank_senders;
+    std::vector<std::unique_ptr<handoff::RankSender>> rank_senders;
   };
 
   struct Router {

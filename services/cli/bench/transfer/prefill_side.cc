@@ -55,7 +55,7 @@ struct PrefillSide::Handoff {
   uint64_t sequence = 0;
   int32_t prompt_tokens = 0;
   const kv::BlockTable* blocks = nullptr;
-  prefill::KvSender::HandoffId id = 0;
+  handoff::KvSender::HandoffId id = 0;
   absl::Status pushed;  // The first that went wrong.
   std::shared_ptr<std::promise<Outcome>> outcome = std::make_shared<std::promise<Outcome>>();
 };
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<PrefillSide>> PrefillSide::Start(const Options& o
   side->loop_.RunAndWait([&] {
     side->grants_ = std::make_unique<Grants>();
     side->channel_->Start(*side->grants_);
-    side->sender_ = std::make_unique<prefill::KvSender>(
+    side->sender_ = std::make_unique<handoff::KvSender>(
         side->identity_, arena, std::move(engine), side->loop_, side->registry_, options.sender);
     peer = side->channel_->Connect(options.peer);
   });

@@ -8,13 +8,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/concurrency/event_loop.h"
+#include "common/handoff/kv_sender.h"
 #include "common/kv/block_table.h"
 #include "common/kv/kv_arena.h"
 #include "common/rpc/zmq_channel.h"
 #include "common/telemetry/metrics.h"
 #include "common/transfer/handshake.h"
 #include "common/transfer/ucx_engine.h"
-#include "services/prefill/handoff/kv_sender.h"
 
 namespace lynx::cli {
 
@@ -25,7 +25,7 @@ class PrefillSide {
  public:
   struct Options {
     transfer::UcxEngine::Options engine;
-    prefill::KvSender::Options sender;
+    handoff::KvSender::Options sender;
     std::string peer;  // Control address of the decode side.
   };
 
@@ -57,7 +57,7 @@ class PrefillSide {
   // Used on the loop alone.
   std::unique_ptr<rpc::ZmqChannel> channel_;
   std::unique_ptr<Grants> grants_;
-  std::unique_ptr<prefill::KvSender> sender_;
+  std::unique_ptr<handoff::KvSender> sender_;
   rpc::PeerId peer_ = 0;
   std::unique_ptr<Handoff> handoff_;
 };

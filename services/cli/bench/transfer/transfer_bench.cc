@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Pair>> StartPair(const TransferBenchConfig& confi
 // Bytes of the largest message that the hand-off sends of a layer.
 int64_t MessageBytes(const TransferBenchConfig& config, const kv::KvLayout& layout) {
   const int64_t most =
-      config.message > 0 ? config.message : prefill::KvSender::Options().max_message_bytes;
+      config.message > 0 ? config.message : handoff::KvSender::Options().max_message_bytes;
   const int64_t block = layout.BlockLayerBytes();
   return block * std::clamp<int64_t>(most / block, 1, kv::BlocksFor(config.setup.tokens));
 }

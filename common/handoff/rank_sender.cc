@@ -1,11 +1,11 @@
-#include "services/prefill/handoff/rank_sender.h"
+#include "common/handoff/rank_sender.h"
 
 #include <span>
 #include <utility>
 
 #include "common/base/check.h"
 
-namespace lynx::prefill {
+namespace lynx::handoff {
 
 RankSender::RankSender(node::RankWorkerParts parts, const KvSender::Options& options)
     : loop_(parts.loop),
@@ -67,4 +67,4 @@ void RankSender::TellEnd(uint64_t handoff, const absl::Status& status) {
   rank0_.Tell(message);
 }
 
-}  // namespace lynx::prefill
+}  // namespace lynx::handoff

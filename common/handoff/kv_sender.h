@@ -23,15 +23,15 @@
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_metrics.h"
 
-namespace lynx::prefill {
+namespace lynx::handoff {
 
-// Sends finished KV to decode nodes: the prefill side of docs/protocols/handoff.md.
+// Sends finished KV to decode nodes: the sending side of docs/protocols/handoff.md.
 //
 // KV leaves straight from the arenas. The caller holds the lease of all blocks it pushed until the
 // hand-off's Done has run; only then does nothing read them any more. Begin, Push (as layers
 // finish), Commit, and Done says how it ended:
 //   OK                  decode has adopted the sequence.
-//   Aborted, DataLoss   decode gave it up; prefill again under a new grant.
+//   Aborted, DataLoss   decode gave it up; try again under a new grant.
 //   Unavailable         the decode node or the way to it is gone.
 //   DeadlineExceeded    not over by the deadline.
 //   FailedPrecondition  the two nodes do not fit together; the message names both values.
@@ -171,4 +171,4 @@ class KvSender final : private transfer::TransferEngine::Receiver {
   std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 
-}  // namespace lynx::prefill
+}  // namespace lynx::handoff

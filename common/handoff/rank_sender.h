@@ -4,12 +4,12 @@
 #include <map>
 #include <memory>
 
+#include "common/handoff/kv_sender.h"
 #include "common/node/rank_worker.h"
-#include "services/prefill/handoff/kv_sender.h"
 
-namespace lynx::prefill {
+namespace lynx::handoff {
 
-// Sends this rank's heads of the KV that a prefill node hands over, on each rank but 0, whose
+// Sends this rank's heads of the KV that a node hands over, on each rank but 0, whose
 // KvSender says what to send and when a hand-off is over, and is told when nothing reads its blocks
 // here any more. On the loop.
 class RankSender final : public node::RankWorker {
@@ -32,4 +32,4 @@ class RankSender final : public node::RankWorker {
   KvSender sender_;
 };
 
-}  // namespace lynx::prefill
+}  // namespace lynx::handoff

@@ -1,4 +1,4 @@
-#include "services/prefill/handoff/kv_sender.h"
+#include "common/handoff/kv_sender.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,7 +11,7 @@
 #include "common/telemetry/log.h"
 #include "common/transfer/checksum.h"
 
-namespace lynx::prefill {
+namespace lynx::handoff {
 namespace {
 
 using telemetry::LogInfo;
@@ -695,4 +695,4 @@ void KvSender::UpdateGauges() {
   }
 }
 
-}  // namespace lynx::prefill
+}  // namespace lynx::handoff
