@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/cuda/nccl_communicator.h"
@@ -29,6 +30,10 @@ class CudaPlugin final : public Plugin {
     static constexpr kernels::DeviceKernels kNone;
     return kNone;
 #endif
+  }
+
+  absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(int index) override {
+    return OpenCudaDevice(index, Kernels());
   }
 
   absl::StatusOr<std::unique_ptr<collective::Communicator>> ConnectRanks(

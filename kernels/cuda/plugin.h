@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "common/collective/communicator.h"
 #include "common/collective/rendezvous.h"
-#include "kernels/core/device_kernels.h"
+#include "kernels/core/device.h"
 
 namespace lynx::cuda {
 
@@ -34,6 +34,10 @@ class Plugin {
   // nvcc.
   virtual const kernels::DeviceKernels& Kernels() = 0;
 
+  // GPU `index` in [0, Devices()), with Kernels(). Several of one GPU do not know of each other.
+  //   Unavailable  no such GPU, or what CUDA says of it.
+  virtual absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(int index) = 0;
+
   // Connects to all other ranks over NCCL, which do the same. Blocks.
   //   InvalidArgument   rank or size out of range.
   //   AlreadyExists     another process is this rank.
@@ -44,7 +48,7 @@ class Plugin {
 };
 
 // To be raised with every change of what is above or of what it uses.
-inline constexpr uint32_t kPluginVersion = 3;
+inline constexpr uint32_t kPluginVersion = 4;
 
 // What the plug-in says of itself before anything else of it is used, in plain C.
 struct PluginEntry {

@@ -1,5 +1,6 @@
 // The CUDA plug-in: that it loads anywhere and says what there is, and the contract of its ranks
 // where there are GPUs.
+#include <memory>
 #include <string>
 
 #include "common/collective/memory_rendezvous.h"
@@ -7,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/load_plugin.h"
 #include "tests/common/collective/communicator_contract.h"
+#include "tests/kernels/cuda/device_contract.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::cuda {
@@ -51,6 +53,14 @@ TEST(CudaPluginTest, WithoutAGpuNoRanksConnect) {
   }
 }
 
+TEST(CudaPluginTest, AGpuThatIsNotThereIsNotOpened) {
+  for (const int index : {-1, Gpus()}) {
+    EXPECT_THAT(Loaded().OpenDevice(index).status(),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         AnyOf(HasSubstr("no GPU"), HasSubstr("counting GPUs"))));
+  }
+}
+
 TEST(CudaPluginTest, WhatIsNoPluginIsRefused) {
   EXPECT_THAT(LoadPlugin("/no/such/liblynx_cuda.so").status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/liblynx_cuda.so")));
@@ -85,3 +95,17 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CommunicatorTest,
 
 }  // namespace
 }  // namespace lynx::collective::testing
+
+namespace lynx::kernels::testing {
+namespace {
+
+std::unique_ptr<Device> FirstGpu() {
+  if (cuda::Gpus() == 0) return nullptr;
+  return cuda::Loaded().OpenDevice(0).value();
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTest, ::testing::Values(DeviceCase{"Device", &FirstGpu}),
+                         DeviceCaseName);
+
+}  // namespace
+}  // namespace lynx::kernels::testing

@@ -68,11 +68,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, 
 #define gridDim (::lynx::cuda_emulation::GridDim())
 
 // What kernels/core/device.cuh defines for nvcc.
-#define LYNX_LAUNCH(kernel, grid, block, shared, stream, ...)                              \
-  ::lynx::cuda_emulation::Launch(#kernel, {dim3(grid).x, dim3(grid).y, dim3(grid).z},      \
-                                 {dim3(block).x, dim3(block).y, dim3(block).z}, shared,    \
-                                 ((void)(stream), [&](auto... each) { kernel(each...); }), \
-                                 __VA_ARGS__)
+#define LYNX_LAUNCH(kernel, grid, block, shared, stream, ...)                           \
+  ::lynx::cuda_emulation::Launch(#kernel, {dim3(grid).x, dim3(grid).y, dim3(grid).z},   \
+                                 {dim3(block).x, dim3(block).y, dim3(block).z}, shared, \
+                                 stream, [=](auto... each) { kernel(each...); }, __VA_ARGS__)
 #define LYNX_UNROLL
 #define LYNX_NO_UNROLL
 #define LYNX_SHARED(name, ...)                                                               \

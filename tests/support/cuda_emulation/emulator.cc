@@ -330,6 +330,12 @@ int TakeError() { return std::exchange(Emu().error, 0); }
 
 std::vector<std::string> Faults() { return Emu().faults; }
 
+void ReportFault(const char* where, std::string what) {
+  const std::lock_guard lock(Emu().mutex);
+  Emu().kernel = where;
+  Report(what);
+}
+
 const Index& ThreadIdx() { return Emu().running->index; }
 const Index& BlockIdx() { return Emu().running->block->index; }
 const Index& BlockDim() { return Emu().dim; }

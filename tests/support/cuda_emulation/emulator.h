@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,16 @@ std::vector<std::string> Faults();
 bool RaceCheckWorks();
 // Bytes of all asynchronous copies so far.
 int64_t CopiedBytes();
+// A fault outside of kernels, as theirs; `where` says of what.
+void ReportFault(const char* where, std::string what);
+
+// What a launch on a stream that is not null asks, which is one of these (emulated_device.h).
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Calls `run` when it is its turn, before this returns or never: or keeps it, of a graph.
+  virtual void Launch(const char* kernel, std::function<void()> run) = 0;
+};
 
 struct Index {
   unsigned x, y, z;
@@ -56,12 +67,16 @@ void RunGrid(const char* kernel, Index grid, Index block, size_t dynamic_shared,
              void (*body)(void*), void* context);
 
 template <typename Body, typename... Args>
-void Launch(const char* kernel, Index grid, Index block, size_t dynamic_shared, const Body& body,
-            Args... args) {
-  auto call = [&] { body(args...); };
-  RunGrid(
-      kernel, grid, block, dynamic_shared,
-      [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+void Launch(const char* kernel, Index grid, Index block, size_t dynamic_shared, void* stream,
+            const Body& body, Args... args) {
+  const auto run = [=] {
+    auto call = [&] { body(args...); };
+    RunGrid(
+        kernel, grid, block, dynamic_shared,
+        [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+  };
+  if (stream == nullptr) return run();
+  static_cast<Stream*>(stream)->Launch(kernel, run);
 }
 
 void* StaticShared(const void* site, size_t size, size_t align);
