@@ -3,6 +3,9 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <filesystem>
+#include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,17 +13,30 @@
 namespace lynx {
 namespace {
 
+// Whether it is a folder.
+bool LookAt(const std::string& path, std::string& look) {
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) {
+    look += "-;";
+    return false;
+  }
+  absl::StrAppend(&look, status.st_dev, " ", status.st_ino, " ", status.st_size, " ",
+                  status.st_mtim.tv_sec, ".", status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec,
+                  ".", status.st_ctim.tv_nsec, ";");
+  return S_ISDIR(status.st_mode);
+}
+
 std::string LookAt(const std::vector<std::string>& paths) {
   std::string look;
   for (const std::string& path : paths) {
-    struct stat status;
-    if (stat(path.c_str(), &status) != 0) {
-      look += "-;";
-      continue;
+    if (!LookAt(path, look)) continue;
+    std::error_code error;
+    std::set<std::string> names;  // In an order that does not change by itself.
+    std::filesystem::directory_iterator entries(path, error);
+    for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+      names.insert(entries->path().string());
     }
-    absl::StrAppend(&look, status.st_dev, " ", status.st_ino, " ", status.st_size, " ",
-                    status.st_mtim.tv_sec, ".", status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec,
-                    ".", status.st_ctim.tv_nsec, ";");
+    for (const std::string& name : names) LookAt(name, look);
   }
   return look;
 }

@@ -12,7 +12,8 @@ namespace lynx {
 
 // Tells when files have been replaced or rewritten: by their device, inode, size and times, which
 // it looks at every `interval`. That also finds what a link on the way to a file does, as
-// Kubernetes swaps the files of a Secret, and works on any file system.
+// Kubernetes swaps the files of a Secret, and works on any file system. A folder stands for what is
+// in it, too, but not in folders within.
 class FileWatch {
  public:
   // Changes from here on count: read the files after it.

@@ -14,6 +14,11 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "host:port of the control plane; port 0 picks a free one");
   flags.AddString("http", &config.http,
                   "host:port of health pages and metrics; port 0 picks a free one");
+  flags.AddString("control-key", &config.control_key,
+                  "file of this node's CURVE key pair, NAME.key_secret of lynx keygen, for an "
+                  "encrypted control plane; empty: plain");
+  flags.AddString("control-peers", &config.control_peers,
+                  "folder of the routers' public keys, NAME.key");
   flags.AddString("announce", &config.announce,
                   "file to write the bound addresses to once they are known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},

@@ -17,6 +17,8 @@ struct NodeConfig {
   std::string served_model_name;
   std::string control = "0.0.0.0:9100";
   std::string http = "0.0.0.0:9400";
+  std::string control_key;
+  std::string control_peers;
   std::string announce;
   std::string log_level = "info";
 

@@ -22,6 +22,7 @@
 #include "common/model/model_spec.h"
 #include "common/model/shard_plan.h"
 #include "common/node/load_progress.h"
+#include "common/node/node_control.h"
 #include "common/node/node_memory.h"
 #include "common/node/transfer_identity.h"
 #include "common/telemetry/log.h"
@@ -122,6 +123,9 @@ absl::Status CheckNodeConfig(const NodeConfig& config) {
   if ((config.rank < 0) != config.leader.empty()) {
     return wrong("--rank and --leader are given together, or neither");
   }
+  if (config.control_key.empty() != config.control_peers.empty()) {
+    return wrong("--control-key and --control-peers are given together, or neither");
+  }
   LYNX_RETURN_IF_ERROR(ParseHostPort("control", config.control).status());
   return ParseHostPort("http", config.http).status();
 }
@@ -220,6 +224,11 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
   telemetry::AddBuildInfo(
       runtime->registry_, std::string(config::Version()),
       std::string(kernels::Name(kernels::IsaNamed(config.isa).value_or(kernels::BestIsa()))));
+  if (config.rank <= 0) {
+    LYNX_ASSIGN_OR_RETURN(
+        runtime->control_keys_,
+        rpc::ControlKeys::Load(config.control_key, config.control_peers, runtime->registry_));
+  }
   runtime->health_.AddTo(runtime->routes_);
   http::ServerOptions options;
   LYNX_ASSIGN_OR_RETURN(std::tie(options.address, options.port),
@@ -372,6 +381,15 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
                                                                 .max_step_rows = step_rows,
                                                                 .max_step_logits = step_logits,
                                                                 .replicas = ranks.dp});
+}
+
+absl::StatusOr<std::unique_ptr<rpc::ZmqChannel>> NodeRuntime::OpenControl(EventLoop& loop,
+                                                                          int32_t vocab_size) {
+  return rpc::ZmqChannel::Create(
+      {.bind = config_.control,
+       .max_message_bytes = MaxControlMessageBytes(max_context_tokens_, vocab_size),
+       .curve = control_keys_->keys()},
+      loop, registry_);
 }
 
 std::function<void(bool)> NodeRuntime::WatchSteps() {

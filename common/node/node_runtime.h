@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
+#include "common/concurrency/file_watch.h"
 #include "common/concurrency/stop_signal.h"
 #include "common/config/flag_set.h"
 #include "common/engine/engine.h"
@@ -23,6 +24,8 @@
 #include "common/node/node_ranks.h"
 #include "common/node/rank_processes.h"
 #include "common/node/rank_worker.h"
+#include "common/rpc/control_keys.h"
+#include "common/rpc/zmq_channel.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
 
@@ -52,6 +55,13 @@ class NodeRuntime {
 
   // The node serves: writes the announcement, answers /readyz with 200.
   absl::Status SetReady(const std::string& control_endpoint);
+
+  // The node's end of the control plane, bound as the options say. Errors of ZmqChannel::Create.
+  absl::StatusOr<std::unique_ptr<rpc::ZmqChannel>> OpenControl(EventLoop& loop, int32_t vocab_size);
+  // Has the channel take up new keys while what is returned lives; null where it is plain.
+  std::unique_ptr<FileWatch> WatchControlKeys(rpc::ZmqChannel& channel) {
+    return control_keys_->Watch(channel);
+  }
 
   // For the executor of the node's steps: from now on a step that does not end makes the process
   // not alive (/livez), while its loop and pages still answer.
@@ -95,6 +105,7 @@ class NodeRuntime {
   http::HealthPages health_{registry_, SteadyClock::Instance()};
   http::Routes routes_;
   std::unique_ptr<http::HttpServer> server_;
+  std::unique_ptr<rpc::ControlKeys> control_keys_;  // Of rank 0.
   std::string http_host_;
   std::string model_name_;
   int32_t max_context_tokens_ = 0;

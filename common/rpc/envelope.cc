@@ -26,10 +26,9 @@ constexpr std::pair<int, const char*> kKinds[] = {
 };
 
 constexpr std::pair<Drop, const char*> kDrops[] = {
-    {Drop::kMalformed, "malformed"},
-    {Drop::kTooLarge, "too_large"},
-    {Drop::kVersion, "version"},
-    {Drop::kUnknownKind, "unknown_kind"},
+    {Drop::kMalformed, "malformed"},       {Drop::kTooLarge, "too_large"},
+    {Drop::kVersion, "version"},           {Drop::kUnknownKind, "unknown_kind"},
+    {Drop::kUnauthorized, "unauthorized"},
 };
 
 }  // namespace

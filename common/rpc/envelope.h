@@ -12,7 +12,7 @@
 namespace lynx::rpc {
 
 // Why an arriving message was not delivered.
-enum class Drop { kMalformed, kTooLarge, kVersion, kUnknownKind };
+enum class Drop { kMalformed, kTooLarge, kVersion, kUnknownKind, kUnauthorized };
 
 struct DecodedEnvelope {
   proto::Envelope envelope;

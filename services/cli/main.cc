@@ -8,6 +8,7 @@
 #include "services/cli/chat.h"
 #include "services/cli/eval/eval.h"
 #include "services/cli/inspect/inspect.h"
+#include "services/cli/keygen.h"
 #include "services/cli/loadtest/loadtest.h"
 #include "services/cli/plan.h"
 #include "services/cli/top/top.h"
@@ -25,6 +26,10 @@ int RunEval(int argc, const char* const* argv) {
 
 int RunInspect(int argc, const char* const* argv) {
   return lynx::cli::RunInspect(argc, argv, std::cout, std::cerr);
+}
+
+int RunKeygen(int argc, const char* const* argv) {
+  return lynx::cli::RunKeygen(argc, argv, std::cout, std::cerr);
 }
 
 int RunLoadtest(int argc, const char* const* argv) {
@@ -49,6 +54,7 @@ constexpr struct {
     {"bench", RunBench, "measure an engine, the planner, the hand-off or the router"},
     {"eval", RunEval, "measure what routing policies save and cost"},
     {"inspect", RunInspect, "say what a model is and what it takes to serve it"},
+    {"keygen", RunKeygen, "make a key pair for the control plane"},
     {"loadtest", RunLoadtest, "put any OpenAI-style server under load and measure it"},
     {"plan", RunPlan, "show what a routing policy does to router logits"},
     {"top", RunTop, "show what a cluster does now"},

@@ -30,6 +30,7 @@
 #include "common/config/flag_set.h"
 #include "common/http/client.h"
 #include "kernels/core/cpu_limit.h"
+#include "services/cli/keygen.h"
 #include "services/cli/scratch_directory.h"
 
 namespace lynx::cli {
@@ -54,6 +55,7 @@ struct UpConfig {
   std::string kv_dtype = "auto";
   std::string lynx_policy = "exact";
   std::vector<std::string> lynx_allow;
+  bool curve = false;
   std::string announce;
   absl::Duration start_timeout = absl::Minutes(10);
   absl::Duration stop_timeout = absl::Seconds(60);
@@ -117,6 +119,7 @@ class LocalCluster {
     }
     LYNX_ASSIGN_OR_RETURN(auto scratch, ScratchDirectory::Create(temporary, "lynx-up"));
     scratch_.emplace(std::move(scratch));
+    if (config_.curve) LYNX_RETURN_IF_ERROR(MakeControlKeys());
     // Nodes that do both take the place of the others.
     const int32_t decode_nodes = config_.both > 0 ? 0 : config_.decode;
     const int32_t prefill_nodes = config_.both > 0 ? 0 : config_.prefill;
@@ -224,7 +227,32 @@ class LocalCluster {
   }
 
  private:
+  // A key pair of the router's and one of the nodes', in a folder that nobody else can read.
+  absl::Status MakeControlKeys() {
+    for (const char* end : {"router", "nodes"}) {
+      const std::filesystem::path stem = ControlKeyPath(end);
+      std::error_code error;
+      std::filesystem::create_directory(stem.parent_path(), error);
+      if (error) {
+        return absl::UnavailableError(
+            absl::StrCat(stem.parent_path().string(), ": ", error.message()));
+      }
+      LYNX_RETURN_IF_ERROR(WriteCurvePair(stem));
+    }
+    return absl::OkStatus();
+  }
+  std::filesystem::path ControlKeyPath(const std::string& end) const {
+    return scratch_->path() / absl::StrCat(end, "-keys") / end;
+  }
+
   absl::Status Launch(const std::string& name, std::vector<std::string> argv) {
+    if (config_.curve) {
+      const bool router = name == "router";
+      argv.insert(
+          argv.end(),
+          {"--control-key", ControlKeyPath(router ? "router" : "nodes").string() + ".key_secret",
+           "--control-peers", ControlKeyPath(router ? "nodes" : "router").parent_path().string()});
+    }
     argv.insert(argv.end(), {"--announce", AnnouncementPath(name)});
     LYNX_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(name, argv));
     children_.push_back(std::move(child));
@@ -318,6 +346,8 @@ int RunUp(int argc, const char* const* argv) {
                   "expert remapping policy of the decode nodes");
   flags.AddStrings("lynx-allow", &config.lynx_allow,
                    "policies that requests may ask for, besides exact");
+  flags.AddBool("curve", &config.curve,
+                "encrypt the control plane, and ask for keys there; they are made for this run");
   flags.AddString("announce", &config.announce,
                   "file to write the cluster's addresses to once it is ready");
   flags.AddDuration("start-timeout", &config.start_timeout, {absl::Seconds(1)},

@@ -44,12 +44,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
   // In order of destruction, last to first: the loop is stopped by then.
   ThreadEventLoop loop;
   runtime.health().WatchLoop("loop", loop, absl::Seconds(30));
-  LYNX_ASSIGN_OR_RETURN(
-      auto channel,
-      rpc::ZmqChannel::Create({.bind = config.node.control,
-                               .max_message_bytes = node::MaxControlMessageBytes(
-                                   runtime.max_context_tokens(), engine->options().vocab_size)},
-                              loop, runtime.registry()));
+  LYNX_ASSIGN_OR_RETURN(auto channel, runtime.OpenControl(loop, engine->options().vocab_size));
+  const auto control_keys = runtime.WatchControlKeys(*channel);
   LYNX_ASSIGN_OR_RETURN(
       auto transfer,
       transfer::UcxEngine::Create(

@@ -25,6 +25,7 @@
 #include "common/http/routes.h"
 #include "common/http/server.h"
 #include "common/http/tls.h"
+#include "common/rpc/control_keys.h"
 #include "common/rpc/zmq_channel.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/log_level.h"
@@ -320,7 +321,10 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   http::HealthPages health(metrics, loop.clock());
   health.SetNotReady("cluster", "not connected to any node yet");
 
-  LYNX_ASSIGN_OR_RETURN(auto channel, rpc::ZmqChannel::Create({}, loop, metrics));
+  LYNX_ASSIGN_OR_RETURN(const auto control_keys,
+                        rpc::ControlKeys::Load(config.control_key, config.control_peers, metrics));
+  LYNX_ASSIGN_OR_RETURN(auto channel,
+                        rpc::ZmqChannel::Create({.curve = control_keys->keys()}, loop, metrics));
   SystemResolver resolver(loop);
   LYNX_ASSIGN_OR_RETURN(auto nodes,
                         NodeRegistry::Create(RegistryOptions(config, model.info, incarnation), loop,
@@ -393,10 +397,12 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   });
   health.WatchLoop("router", loop, absl::Seconds(10));
   health.SetStarted();
-  if (!secrets.names().empty()) {
-    watch_files->Start([&] { secrets.Reload(*server); });
-    stop.On(SIGHUP, [&watch_files] { watch_files->Nudge(); });
-  }
+  if (!secrets.names().empty()) watch_files->Start([&] { secrets.Reload(*server); });
+  std::unique_ptr<FileWatch> watch_control = control_keys->Watch(*channel);
+  stop.On(SIGHUP, [&] {
+    if (!secrets.names().empty()) watch_files->Nudge();
+    if (watch_control != nullptr) watch_control->Nudge();
+  });
   stop.Arm();
   server->Start();
   if (admin != nullptr) admin->Start();
@@ -408,6 +414,7 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   stop.Wait();
   stop.On(SIGHUP, nullptr);
   watch_files.reset();
+  watch_control.reset();
   // The listener stays open while streams finish: whoever still comes hears 503, not a refused
   // connection, and probes see why.
   telemetry::LogInfo("draining", {{"timeout", absl::FormatDuration(config.drain_timeout)}});

@@ -104,6 +104,11 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                   "PEM file of the certificate, and those above it, for TLS at --listen; empty: no "
                   "TLS");
   flags.AddString("tls-key", &config.tls_key, "PEM file of the certificate's key");
+  flags.AddString("control-key", &config.control_key,
+                  "file of this router's CURVE key pair, NAME.key_secret of lynx keygen, for an "
+                  "encrypted control plane; empty: plain");
+  flags.AddString("control-peers", &config.control_peers,
+                  "folder of the nodes' public keys, NAME.key");
   flags.AddString("announce", &config.announce,
                   "file to write the bound address to once it is known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
@@ -224,6 +229,10 @@ absl::Status CompleteRouterConfig(RouterConfig& config) {
   }
   if (config.tls_cert.empty() != config.tls_key.empty()) {
     return absl::InvalidArgumentError("--tls-cert and --tls-key are given together, or neither");
+  }
+  if (config.control_key.empty() != config.control_peers.empty()) {
+    return absl::InvalidArgumentError(
+        "--control-key and --control-peers are given together, or neither");
   }
   LYNX_RETURN_IF_ERROR(ParseListenAddress("listen", config.listen).status());
   if (!config.admin_listen.empty()) {

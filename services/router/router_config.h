@@ -27,6 +27,8 @@ struct RouterConfig {
   std::string api_keys;
   std::string tls_cert;
   std::string tls_key;
+  std::string control_key;
+  std::string control_peers;
   std::string log_level = "info";
   std::string placement = "least-load";
   std::vector<std::string> lynx_allow;

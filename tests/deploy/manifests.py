@@ -17,7 +17,9 @@ OVERLAYS = ("cpu-demo", "gpu-single", "gpu-multi-node")
 ADDED = [("cpu-demo", "monitoring"), ("cpu-demo", "gateway-api"), ("cpu-demo", "autoscale-hpa"), ("cpu-demo", "autoscale-keda"),
          ("gpu-single", "monitoring"), ("gpu-single", "autoscale-hpa"), ("gpu-single", "autoscale-keda"),
          ("gpu-multi-node", "monitoring"), ("gpu-multi-node", "rdma-ipc-lock"),
-         ("cpu-demo", "api-keys"), ("gpu-multi-node", "api-keys")]
+         ("cpu-demo", "api-keys"), ("gpu-multi-node", "api-keys"),
+         ("gpu-single", "control-keys"), ("gpu-multi-node", "control-keys", "rdma-ipc-lock"),
+         ("cpu-demo", "api-keys", "control-keys")]
 VARIANTS = [(overlay,) for overlay in OVERLAYS] + ADDED
 
 

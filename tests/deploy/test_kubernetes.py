@@ -101,11 +101,13 @@ def test_every_name_that_is_referred_to_is_there(variant):
             if "secret" in volume:  # Made by the operator: as the component says, and open to the pod's group alone.
                 secret = volume["secret"]
                 text = (K8S / "components" / volume["name"] / "kustomization.yaml").read_text()
-                assert f"create secret generic {secret['secretName']} --from-file={volume['name']}" in text
+                made = re.search(f"create secret generic {secret['secretName']} (.*)", text).group(1)
+                files = re.findall(r"--from-file=([\w.-]+)", made)
                 assert secret["defaultMode"] == 0o440 and spec["securityContext"]["fsGroup"] == 65532
                 (mount,) = [one for one in container_of(template)["volumeMounts"] if one["name"] == volume["name"]]
                 values = [one["value"] for one in container_of(template)["env"]]
-                assert f"{mount['mountPath']}/{volume['name']}" in values
+                used = [value for value in values if value.startswith(mount["mountPath"])]
+                assert used and set(used) <= {f"{mount['mountPath']}/{file}" for file in files} | {mount["mountPath"]}
             if "persistentVolumeClaim" in volume:
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in have, (name, volume)
         assert re.fullmatch(r"lynx:\d[\w.-]+", container_of(template)["image"]), name

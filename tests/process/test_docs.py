@@ -31,7 +31,7 @@ def test_every_metric_is_on_the_page_and_the_other_way_round(cluster):
 def test_every_option_is_on_the_page_and_the_other_way_round():
     page = (ROOT / "docs/configuration.md").read_text()
     for program in ("lynx-router", "lynx-prefill", "lynx-decode", "lynx up", "lynx chat", "lynx loadtest", "lynx plan",
-                    "lynx inspect", "lynx top"):
+                    "lynx inspect", "lynx keygen", "lynx top"):
         section = page.split(f"\n## {program}\n")[1].split("\n## ")[0]
         listed = set(re.findall(r"^\| `([A-Za-z0-9-]+)` \|", section, re.M))
         words = program.split()

@@ -95,5 +95,21 @@ TEST(FileWatchTest, ANudgeCallsWithoutAChange) {
   ASSERT_TRUE(calls.Reach(2));
 }
 
+TEST(FileWatchTest, AFolderStandsForTheFilesInIt) {
+  const testing::TempDir folder;
+  folder.Write("a", "one");
+  Calls calls;
+  FileWatch watch({folder.path()}, kOften);
+  watch.Start([&] { calls.Add(); });
+  folder.Write("a", "longer");
+  ASSERT_TRUE(calls.Reach(1)) << "written in place";
+  int seen = calls.count();
+  folder.Write("b", "x");
+  ASSERT_TRUE(calls.Reach(seen + 1));
+  seen = calls.count();
+  std::filesystem::remove(folder.path() / "a");
+  ASSERT_TRUE(calls.Reach(seen + 1));
+}
+
 }  // namespace
 }  // namespace lynx

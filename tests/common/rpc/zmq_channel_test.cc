@@ -2,12 +2,15 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 #include <zmq.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -46,14 +49,14 @@ class Inbox final : public Channel::Handler {
     disconnected_.push_back(peer);
     arrived_.NotifyAll();
   }
-  // Waits for the first; 0 when none comes.
+  // Waits for the next; 0 when none comes.
   PeerId Disconnected() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     MutexLock lock(mu_);
-    while (disconnected_.empty()) {
-      if (!arrived_.WaitUntil(mu_, deadline) && disconnected_.empty()) return 0;
+    while (disconnected_.size() == told_) {
+      if (!arrived_.WaitUntil(mu_, deadline) && disconnected_.size() == told_) return 0;
     }
-    return disconnected_.front();
+    return disconnected_[told_++];
   }
 
   Channel* echo = nullptr;  // Answers every message with itself.
@@ -63,6 +66,7 @@ class Inbox final : public Channel::Handler {
   CondVar arrived_;
   std::vector<std::pair<PeerId, proto::Envelope>> messages_;
   std::vector<PeerId> disconnected_;
+  size_t told_ = 0;  // Of them.
   size_t read_ = 0;
 };
 
@@ -210,6 +214,242 @@ TEST(ZmqChannelTest, WhatIsNotOursIsDroppedAndCountedAndTheNextMessageArrives) {
   EXPECT_THAT(metrics, HasSubstr(dropped + "{reason=\"malformed\"} 3"));
   EXPECT_THAT(metrics, HasSubstr(dropped + "{reason=\"version\"} 1"));
   EXPECT_THAT(metrics, HasSubstr(dropped + "{reason=\"too_large\"} 1"));
+}
+
+// Tells how often a handshake ended so, at either end.
+MATCHER_P2(CountsHandshakes, result, count, "") {
+  return ::testing::ExplainMatchResult(
+      HasSubstr(absl::StrCat("lynx_control_handshakes_total{result=\"", result, "\"} ", count)),
+      arg->registry.Render(), result_listener);
+}
+
+// Waits until one of these series is not 0.
+bool CountsAny(End& end, const std::vector<std::string>& series) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (std::chrono::steady_clock::now() < deadline) {
+    const std::string metrics = end.registry.Render();
+    for (const std::string& one : series) {
+      const size_t at = metrics.find(one + " ");
+      if (at != std::string::npos && metrics[at + one.size() + 1] != '0') return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+bool CountsAnyHandshake(End& end, const std::vector<std::string>& results) {
+  std::vector<std::string> series;
+  for (const std::string& result : results) {
+    series.push_back("lynx_control_handshakes_total{result=\"" + result + "\"}");
+  }
+  return CountsAny(end, series);
+}
+
+bool CountsHandshake(End& end, const std::string& result) {
+  return CountsAnyHandshake(end, {result});
+}
+
+CurveKeys Keys(const CurvePair& own, std::initializer_list<CurvePair> peers) {
+  CurveKeys keys{.own = own, .peers = {}};
+  for (const CurvePair& peer : peers) keys.peers.insert(peer.public_key);
+  return keys;
+}
+
+std::unique_ptr<End> EchoingNode(std::optional<CurveKeys> keys) {
+  auto node = std::make_unique<End>(ZmqChannel::Options{.bind = "127.0.0.1:0", .curve = keys});
+  node->inbox.echo = node->channel.get();
+  node->Start();
+  return node;
+}
+
+std::unique_ptr<End> StartedRouter(std::optional<CurveKeys> keys) {
+  auto router = std::make_unique<End>(ZmqChannel::Options{.curve = keys});
+  router->Start();
+  return router;
+}
+
+// Sends until an answer to one of these messages comes, as heartbeats do.
+bool Reaches(End& router, PeerId peer, int tries = 200) {
+  static uint64_t last = 1'000'000;
+  const uint64_t first = ++last;
+  for (int i = 0; i < tries; ++i) {
+    if (!router.Send(peer, last++).ok()) return false;
+    while (const auto answer = router.inbox.Next(std::chrono::milliseconds(100))) {
+      if (answer->second.sender() >= first) return true;
+    }
+  }
+  return false;
+}
+
+TEST(ZmqChannelCurveTest, EndsThatKnowEachOtherTalkAndEveryNodesKeyIsTried) {
+  const CurvePair node_pair = NewCurvePair();
+  const CurvePair router_pair = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {NewCurvePair(), router_pair}));
+  const auto router =
+      StartedRouter(Keys(router_pair, {node_pair, NewCurvePair(), NewCurvePair(), NewCurvePair()}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  for (uint64_t i = 1; i <= 100; ++i) ASSERT_TRUE(router->Send(peer, i).ok());
+  for (uint64_t i = 1; i <= 100; ++i) {
+    const auto answer = router->inbox.Next();
+    ASSERT_NE(answer, nullptr) << i;
+    EXPECT_EQ(answer->second.sender(), i);
+  }
+  EXPECT_THAT(router, CountsHandshakes("ok", 1));
+  EXPECT_THAT(router, CountsHandshakes("unauthorized", 0));
+  EXPECT_THAT(node, CountsHandshakes("ok", 1));
+}
+
+TEST(ZmqChannelCurveTest, AKeyThatIsNotAllowedIsRefusedUntilItIs) {
+  const CurvePair node_pair = NewCurvePair();
+  const CurvePair stranger_pair = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {NewCurvePair()}));
+  const auto stranger = StartedRouter(Keys(stranger_pair, {node_pair}));
+  const PeerId peer = stranger->Connect(node->channel->endpoint());
+  ASSERT_TRUE(stranger->Send(peer, 1).ok());
+  EXPECT_TRUE(CountsHandshake(*node, "unauthorized"));
+  EXPECT_TRUE(CountsHandshake(*stranger, "unauthorized"));
+  EXPECT_EQ(node->inbox.Next(std::chrono::milliseconds(200)), nullptr);
+  node->channel->SetCurveKeys(Keys(node_pair, {stranger_pair}));
+  EXPECT_TRUE(Reaches(*stranger, peer));
+}
+
+TEST(ZmqChannelCurveTest, ANodeWithAnotherKeyIsNotTalkedTo) {
+  const CurvePair router_pair = NewCurvePair();
+  const auto node = EchoingNode(Keys(NewCurvePair(), {router_pair}));
+  const auto router = StartedRouter(Keys(router_pair, {NewCurvePair(), NewCurvePair()}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  ASSERT_TRUE(router->Send(peer, 1).ok());
+  EXPECT_TRUE(CountsHandshake(*node, "wrong_key"));
+  EXPECT_TRUE(CountsHandshake(*router, "closed"));
+  EXPECT_EQ(node->inbox.Next(std::chrono::milliseconds(200)), nullptr);
+}
+
+TEST(ZmqChannelCurveTest, NeitherEndFallsBackToPlainText) {
+  const CurvePair pair = NewCurvePair();
+  const auto node = EchoingNode(Keys(pair, {pair}));
+  const auto plain_node = EchoingNode(std::nullopt);
+  const auto router = StartedRouter(Keys(pair, {pair}));
+  const auto plain_router = StartedRouter(std::nullopt);
+  ASSERT_TRUE(plain_router->Send(plain_router->Connect(node->channel->endpoint()), 1).ok());
+  ASSERT_TRUE(router->Send(router->Connect(plain_node->channel->endpoint()), 1).ok());
+  // Each end finds out by itself, or hears first that the other one has.
+  for (End* end : {node.get(), plain_node.get(), router.get(), plain_router.get()}) {
+    EXPECT_TRUE(CountsAnyHandshake(*end, {"mechanism", "closed"}));
+    EXPECT_THAT(end, CountsHandshakes("ok", 0));
+  }
+  EXPECT_EQ(node->inbox.Next(std::chrono::milliseconds(200)), nullptr);
+  EXPECT_EQ(plain_node->inbox.Next(std::chrono::milliseconds(200)), nullptr);
+}
+
+TEST(ZmqChannelCurveTest, APlainNodeThatComesBackWithKeysIsReached) {
+  const CurvePair pair = NewCurvePair();
+  auto node = EchoingNode(std::nullopt);
+  const std::string endpoint = node->channel->endpoint();
+  const auto router = StartedRouter(Keys(pair, {pair}));
+  const PeerId peer = router->Connect(endpoint);
+  ASSERT_TRUE(CountsAnyHandshake(*router, {"mechanism", "closed"}));
+  node.reset();
+  node = std::make_unique<End>(ZmqChannel::Options{.bind = endpoint, .curve = Keys(pair, {pair})});
+  node->inbox.echo = node->channel.get();
+  node->Start();
+  EXPECT_TRUE(Reaches(*router, peer));
+}
+
+TEST(ZmqChannelCurveTest, NoMessageIsLostWhenTheConnectingEndChangesItsKey) {
+  const CurvePair node_pair = NewCurvePair();
+  CurvePair own = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {own}));
+  const auto router = StartedRouter(Keys(own, {node_pair}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  std::set<uint64_t> missing;
+  uint64_t next = 1;
+  const auto answer = [&] {
+    const auto got = router->inbox.Next();
+    ASSERT_NE(got, nullptr) << missing.size() << " are missing";
+    EXPECT_EQ(got->first, peer);
+    EXPECT_EQ(missing.erase(got->second.sender()), 1u);
+  };
+  for (int rotation = 1; rotation <= 5; ++rotation) {
+    const CurvePair fresh = NewCurvePair();
+    node->channel->SetCurveKeys(Keys(node_pair, {own, fresh}));
+    for (int i = 0; i < 300; ++i) {
+      // In the middle of the stream, with messages under way both ways.
+      if (i == 100) router->channel->SetCurveKeys(Keys(fresh, {node_pair}));
+      missing.insert(next);
+      ASSERT_TRUE(router->Send(peer, next++).ok());
+      if (missing.size() > 20) {
+        ASSERT_NO_FATAL_FAILURE(answer());
+      }
+    }
+    while (!missing.empty()) ASSERT_NO_FATAL_FAILURE(answer());
+    // The old key goes only when the new one is in use, as the operator is told to.
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (router->registry.Render().find(
+               absl::StrCat("lynx_control_handshakes_total{result=\"ok\"} ", rotation + 1)) ==
+           std::string::npos) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    node->channel->SetCurveKeys(Keys(node_pair, {fresh}));
+    own = fresh;
+  }
+  EXPECT_TRUE(Reaches(*router, peer));
+}
+
+TEST(ZmqChannelCurveTest, AConnectionWhoseKeyIsTakenOffTheListIsHeardNoMore) {
+  const CurvePair node_pair = NewCurvePair();
+  const CurvePair own = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {own}));
+  const auto router = StartedRouter(Keys(own, {node_pair}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  ASSERT_TRUE(Reaches(*router, peer));
+  const auto heard = node->inbox.Next();
+  ASSERT_NE(heard, nullptr);
+  node->channel->SetCurveKeys(Keys(node_pair, {NewCurvePair()}));
+  // Until the keys are in force, which they are soon, messages are heard and answered.
+  const std::string dropped = "lynx_control_messages_dropped_total{reason=\"unauthorized\"}";
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  do {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    ASSERT_TRUE(router->Send(peer, 7).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  } while (node->registry.Render().find(dropped + " 0") != std::string::npos);
+  while (router->inbox.Next(std::chrono::milliseconds(500)) != nullptr) {
+  }
+  ASSERT_TRUE(router->Send(peer, 7).ok());
+  // Nor is it spoken to.
+  EXPECT_THAT(node->Send(heard->first, 8), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(router->inbox.Next(std::chrono::milliseconds(200)), nullptr);
+}
+
+TEST(ZmqChannelCurveTest, ABoundEndChangesItsKeyAndIsFoundAgain) {
+  CurvePair node_pair = NewCurvePair();
+  const CurvePair own = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {own}));
+  const auto router = StartedRouter(Keys(own, {node_pair}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  ASSERT_TRUE(Reaches(*router, peer));
+  for (int rotation = 0; rotation < 5; ++rotation) {
+    const CurvePair fresh = NewCurvePair();
+    router->channel->SetCurveKeys(Keys(own, {node_pair, fresh}));
+    node->channel->SetCurveKeys(Keys(fresh, {own}));
+    ASSERT_EQ(router->inbox.Disconnected(), peer) << rotation;
+    ASSERT_TRUE(Reaches(*router, peer)) << rotation;
+    router->channel->SetCurveKeys(Keys(own, {fresh}));
+    node_pair = fresh;
+  }
+}
+
+TEST(ZmqChannelCurveTest, ANodeWhoseKeyIsTakenOffTheListIsLeft) {
+  const CurvePair node_pair = NewCurvePair();
+  const CurvePair own = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {own}));
+  const auto router = StartedRouter(Keys(own, {node_pair}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  ASSERT_TRUE(Reaches(*router, peer));
+  router->channel->SetCurveKeys(Keys(own, {NewCurvePair()}));
+  EXPECT_EQ(router->inbox.Disconnected(), peer);
+  EXPECT_TRUE(CountsHandshake(*node, "wrong_key"));
 }
 
 }  // namespace
