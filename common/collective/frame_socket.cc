@@ -25,7 +25,6 @@ namespace {
 
 constexpr size_t kHeaderBytes = 5;
 constexpr size_t kReadBytes = size_t{64} << 10;
-constexpr int kBacklog = 64;
 
 std::string Numeric(const sockaddr_storage& address, socklen_t bytes, bool port) {
   std::array<char, NI_MAXHOST> host{};
@@ -93,7 +92,7 @@ int ListenAt(const addrinfo& a) {
   if (fd < 0) return -1;
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(fd, a.ai_addr, a.ai_addrlen) == 0 && listen(fd, kBacklog) == 0) return fd;
+  if (bind(fd, a.ai_addr, a.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
   const int error = errno;
   close(fd);
   errno = error;
@@ -223,10 +222,14 @@ absl::StatusOr<std::unique_ptr<ListenSocket>> ListenSocket::Open(const std::stri
 
 ListenSocket::~ListenSocket() { close(fd_); }
 
-std::unique_ptr<FrameSocket> ListenSocket::Accept(absl::Duration send_timeout) {
+absl::StatusOr<std::unique_ptr<FrameSocket>> ListenSocket::Accept(absl::Duration send_timeout) {
   const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (fd < 0) return nullptr;
-  return std::make_unique<FrameSocket>(fd, send_timeout);
+  if (fd >= 0) return std::make_unique<FrameSocket>(fd, send_timeout);
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot take a connection at ", endpoint_, ": ", std::strerror(errno)));
+  }
+  return nullptr;
 }
 
 }  // namespace lynx::collective

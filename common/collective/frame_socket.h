@@ -73,7 +73,9 @@ class ListenSocket {
   int fd() const { return fd_; }
   const std::string& endpoint() const { return endpoint_; }  // host:port, with the real port.
   // Null: nobody waits.
-  std::unique_ptr<FrameSocket> Accept(absl::Duration send_timeout);
+  //   ResourceExhausted  no file descriptor or memory for another connection; those that wait go on
+  //                      waiting, and the socket stays ready: ask again only after a while.
+  absl::StatusOr<std::unique_ptr<FrameSocket>> Accept(absl::Duration send_timeout);
 
  private:
   ListenSocket(int fd, std::string endpoint) : fd_(fd), endpoint_(std::move(endpoint)) {}

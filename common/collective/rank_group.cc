@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/base/mutex.h"
@@ -41,12 +42,16 @@ enum Kind : uint8_t {
 };
 
 constexpr uint32_t kMagic = 0x314b4e52;  // With the version of this protocol.
+constexpr char kNoHello[] = "it does not say which rank it is";
 constexpr size_t kMaxHelloBytes = 4096;
 constexpr size_t kMaxKeyBytes = 256;
 constexpr size_t kMaxStatusBytes = 4096;
 constexpr size_t kMaxInbox = 1024;
-constexpr size_t kMaxStrangers = 64;  // Connections that have not said who they are,
-constexpr auto kStrangerTime = std::chrono::seconds(5);  // for so long.
+// Connections that have not said who they are, beside one of each rank, for so long.
+constexpr size_t kMaxStrangers = 64;
+constexpr auto kStrangerTime = std::chrono::seconds(5);
+constexpr auto kAcceptRetry = std::chrono::milliseconds(200);
+constexpr auto kDroppedInterval = std::chrono::seconds(5);  // Between words of those not let in.
 constexpr auto kCheckInterval = std::chrono::milliseconds(100);
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr auto kMaxBeatInterval = std::chrono::milliseconds(200);
@@ -115,7 +120,13 @@ class RankGroup::Impl final : public Rendezvous {
           absl::StrCat("an identity of ranks of ", identity.size(), " bytes"));
     }
     identity_ = identity;
-    if (!leader()) LYNX_RETURN_IF_ERROR(ConnectToLeader());
+    if (!leader()) {
+      const absl::Status reached = ConnectToLeader(check);
+      if (!reached.ok()) {
+        Leave(reached);
+        return reached;
+      }
+    }
     thread_ = std::thread([this] { Run(); });
     absl::Status late;
     for (;;) {
@@ -231,6 +242,7 @@ class RankGroup::Impl final : public Rendezvous {
     std::shared_ptr<FrameSocket> socket;
     int rank = -1;          // Not known yet.
     bool accepted = false;  // By the leader, which may be busy before.
+    bool refused = false;
     SteadyClock::time_point heard;
     SteadyClock::time_point began;
   };
@@ -272,36 +284,48 @@ class RankGroup::Impl final : public Rendezvous {
     if (write(wake_, &one, sizeof(one)) < 0) return;  // Awake already.
   }
 
-  absl::Status ConnectToLeader() LYNX_EXCLUDES(mu_) {
+  // Until the leader has let this rank in. One that is not there yet, or has closed the connection
+  // unread because too many came at once, is asked again.
+  absl::Status ConnectToLeader(const std::function<absl::Status()>& check) LYNX_EXCLUDES(mu_) {
     for (;;) {
+      ReadAll(SteadyClock::now());
+      LYNX_RETURN_IF_ERROR(failure());
+      if (!connections_.empty() && connections_.front().accepted) return absl::OkStatus();
+      if (check != nullptr) LYNX_RETURN_IF_ERROR(check());
       const absl::Duration left = absl::FromChrono(deadline_ - SteadyClock::now());
-      auto socket = FrameSocket::Connect(options_.address,
-                                         std::clamp(left, absl::Milliseconds(10), absl::Seconds(2)),
-                                         options_.silence);
-      if (absl::IsInvalidArgument(socket.status())) return socket.status();
-      std::string hello;
-      for (const uint32_t value :
-           {kMagic, static_cast<uint32_t>(options_.rank), static_cast<uint32_t>(options_.world)}) {
-        Append(value, hello);
-      }
-      hello += identity_;
-      absl::Status status = socket.status();
-      if (status.ok()) status = (*socket)->Send(kHello, hello);
-      if (status.ok()) {
-        const auto now = SteadyClock::now();
-        connections_.push_back(
-            {.socket = std::move(*socket), .rank = 0, .heard = now, .began = now});
-        MutexLock lock(mu_);
-        members_[0] = connections_.back().socket;
-        return absl::OkStatus();
-      }
-      if (left <= kConnectRetry) {
+      if (left <= absl::ZeroDuration()) {
         return absl::DeadlineExceededError(absl::StrCat(
             "rank 0 was not reached within ", absl::FormatDuration(options_.start_timeout), ": ",
-            std::string(status.message())));
+            connections_.empty() ? not_reached_ : "it does not answer"));
       }
-      absl::SleepFor(kConnectRetry);
+      if (!connections_.empty()) {
+        Poll();
+        continue;
+      }
+      if (!not_reached_.empty()) absl::SleepFor(std::min(left, kConnectRetry));
+      const absl::Status sent = SendHello(left);
+      if (absl::IsInvalidArgument(sent)) return sent;
+      if (!sent.ok()) not_reached_ = std::string(sent.message());
     }
+  }
+
+  absl::Status SendHello(absl::Duration left) LYNX_EXCLUDES(mu_) {
+    LYNX_ASSIGN_OR_RETURN(
+        std::shared_ptr<FrameSocket> socket,
+        FrameSocket::Connect(options_.address,
+                             std::clamp(left, absl::Milliseconds(10), absl::Seconds(2)),
+                             options_.silence));
+    std::string hello;
+    for (const uint32_t value :
+         {kMagic, static_cast<uint32_t>(options_.rank), static_cast<uint32_t>(options_.world)}) {
+      Append(value, hello);
+    }
+    LYNX_RETURN_IF_ERROR(socket->Send(kHello, hello + identity_));
+    const auto now = SteadyClock::now();
+    connections_.push_back({.socket = socket, .rank = 0, .heard = now, .began = now});
+    MutexLock lock(mu_);
+    members_[0] = std::move(socket);
+    return absl::OkStatus();
   }
 
   // The thread: reads, sends signs of life and looks for those of others.
@@ -347,7 +371,7 @@ class RankGroup::Impl final : public Rendezvous {
 
   void Poll() {
     std::vector<pollfd> fds = {{.fd = wake_, .events = POLLIN, .revents = 0}};
-    if (listener_ != nullptr)
+    if (listener_ != nullptr && SteadyClock::now() >= next_accept_)
       fds.push_back({.fd = listener_->fd(), .events = POLLIN, .revents = 0});
     for (const Connection& c : connections_) {
       fds.push_back({.fd = c.socket->fd(), .events = POLLIN, .revents = 0});
@@ -366,27 +390,44 @@ class RankGroup::Impl final : public Rendezvous {
       if (!frames.empty()) c.heard = now;
       for (Frame& frame : frames) {
         const absl::Status handled = Handle(c, std::move(frame));
-        if (!handled.ok()) status = handled;
+        if (handled.ok()) continue;
+        status = handled;
+        break;
       }
       if (status.ok() && c.rank >= 0 && c.accepted && now - c.heard > silence_) {
         status = absl::UnavailableError(
             absl::StrCat("nothing was heard of it for ", absl::FormatDuration(options_.silence)));
       }
       if (status.ok() && c.rank < 0 && now - c.began > kStrangerTime) {
-        status = absl::DeadlineExceededError("it does not say who it is");
+        status = absl::DeadlineExceededError(kNoHello);
       }
       if (status.ok()) {
         ++i;
         continue;
       }
-      OnGone(c, status);
+      OnGone(c, status, now);
       connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
 
-  void OnGone(const Connection& c, const absl::Status& why) LYNX_EXCLUDES(mu_) {
+  void OnGone(const Connection& c, const absl::Status& why, SteadyClock::time_point now)
+      LYNX_EXCLUDES(mu_) {
     c.socket->Shutdown();
-    if (c.rank < 0) return;
+    if (c.rank < 0) {
+      // Who just closes, as a probe of the port does, has asked for nothing.
+      if (c.refused || absl::IsUnavailable(why)) return;
+      OnDropped(
+          absl::Status(why.code(), absl::StrCat("a connection that is of no rank was closed: ",
+                                                std::string(why.message()))),
+          now);
+      return;
+    }
+    if (!leader() && !c.accepted && absl::IsUnavailable(why)) {
+      not_reached_ = std::string(why.message());
+      MutexLock lock(mu_);
+      members_[0] = nullptr;
+      return;
+    }
     {
       MutexLock lock(mu_);
       if (leader() && !joined_) {
@@ -480,12 +521,16 @@ class RankGroup::Impl final : public Rendezvous {
     uint32_t magic = 0;
     uint32_t rank = 0;
     uint32_t world = 0;
-    if (frame.kind != kHello || !Take(rest, magic) || magic != kMagic || !Take(rest, rank) ||
-        !Take(rest, world)) {
-      return absl::InvalidArgumentError("it is no rank");
-    }
+    if (frame.kind != kHello || !Take(rest, magic)) return absl::InvalidArgumentError(kNoHello);
     absl::Status wrong;
-    if (world != static_cast<uint32_t>(options_.world)) {
+    if (magic != kMagic) {
+      wrong = absl::InvalidArgumentError(absl::StrFormat(
+          "a process speaks another version of the ranks' protocol, %#x, than rank 0, %#x: the "
+          "ranks of a node need the same build",
+          magic, kMagic));
+    } else if (!Take(rest, rank) || !Take(rest, world)) {
+      return absl::InvalidArgumentError(kNoHello);
+    } else if (world != static_cast<uint32_t>(options_.world)) {
       wrong = absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is of a group of ", world,
                                                       ", rank 0 of one of ", options_.world));
     } else if (rank == 0 || rank >= world) {
@@ -512,19 +557,50 @@ class RankGroup::Impl final : public Rendezvous {
       refused_ = std::string(wrong.message());
     }
     if (options_.on_refused != nullptr) options_.on_refused(wrong);
+    c.refused = true;
     c.socket->Send(kRefuse, EncodeStatus(wrong)).IgnoreError();
     return wrong;
+  }
+
+  // A connection that was not let in and is not told; logs are, but not of each.
+  void OnDropped(const absl::Status& why, SteadyClock::time_point now) LYNX_EXCLUDES(mu_) {
+    if (!leader()) return;
+    ++dropped_;
+    if (now < next_dropped_) return;
+    next_dropped_ = now + kDroppedInterval;
+    const std::string before =
+        dropped_ > 1 ? absl::StrCat(", and ", dropped_ - 1, " before were not let in") : "";
+    const absl::Status all(why.code(), absl::StrCat(std::string(why.message()), before));
+    dropped_ = 0;
+    {
+      MutexLock lock(mu_);
+      if (refused_.empty()) refused_ = std::string(why.message());
+    }
+    if (options_.on_refused != nullptr) options_.on_refused(all);
   }
 
   // Lets others in, until all are there.
   void Admit(SteadyClock::time_point now) LYNX_EXCLUDES(mu_) {
     if (listener_ == nullptr) return;
-    while (std::unique_ptr<FrameSocket> socket = listener_->Accept(options_.silence)) {
+    while (now >= next_accept_) {
+      auto accepted = listener_->Accept(options_.silence);
+      if (!accepted.ok()) {
+        next_accept_ = now + kAcceptRetry;
+        OnDropped(accepted.status(), now);
+        break;
+      }
+      if (*accepted == nullptr) break;
       const auto strangers = std::count_if(connections_.begin(), connections_.end(),
                                            [](const Connection& c) { return c.rank < 0; });
-      if (static_cast<size_t>(strangers) >= kMaxStrangers) continue;
+      if (static_cast<size_t>(strangers) >= kMaxStrangers + members_.size()) {
+        OnDropped(absl::ResourceExhaustedError(
+                      absl::StrCat("a connection was closed unread: ", strangers,
+                                   " others have not said yet which rank they are")),
+                  now);
+        continue;
+      }
       connections_.push_back(
-          {.socket = std::move(socket), .accepted = true, .heard = now, .began = now});
+          {.socket = *std::move(accepted), .accepted = true, .heard = now, .began = now});
     }
     {
       MutexLock lock(mu_);
@@ -569,7 +645,11 @@ class RankGroup::Impl final : public Rendezvous {
   std::string endpoint_;
   std::string identity_;                    // Set before the thread begins.
   std::unique_ptr<ListenSocket> listener_;  // The thread's; null once all are there.
-  std::vector<Connection> connections_;     // The thread's, once that runs.
+  std::vector<Connection> connections_;     // The thread's, once that runs, as are these.
+  SteadyClock::time_point next_accept_;     // Not before.
+  SteadyClock::time_point next_dropped_;    // Of a word of connections that were dropped.
+  int64_t dropped_ = 0;                     // Since the last one.
+  std::string not_reached_;                 // Why the leader was not.
   const int wake_;
   MemoryRendezvous values_;
 

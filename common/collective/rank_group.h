@@ -43,7 +43,8 @@ class RankGroup {
     // Somebody has used Tell(): which rank, and what. On a thread of the group's own, which it must
     // not hold up.
     std::function<void(int rank, std::string message)> on_told = nullptr;
-    // Of the leader: somebody was not let in. As on_lost.
+    // Of the leader: somebody was not let in, or cannot be for want of file descriptors. As
+    // on_lost, but called for each one that was told, and every few seconds for others.
     std::function<void(const absl::Status&)> on_refused = nullptr;
   };
 
@@ -59,7 +60,9 @@ class RankGroup {
   // Where the leader listens, with the real port. The leader's only.
   std::string endpoint() const;
 
-  // Waits for all ranks, once. `identity`: what must be alike on all of them, for people to read.
+  // Waits for all ranks, once. A rank that the leader closes the connection of unread, as it does
+  // when too many come at once, asks again.
+  // `identity`: what must be alike on all of them, for people to read.
   // `check` is asked every now and then, its error ends the wait; it may be null.
   //   DeadlineExceeded    ranks that did not come in time, named; or the leader cannot be reached.
   //   InvalidArgument     the leader refuses this rank: its number, world or identity does not fit.

@@ -1,5 +1,10 @@
 #include "common/collective/rank_group.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -297,11 +302,12 @@ TEST_F(RankGroupTest, TheOthersEndWithTheirLeaderInGoodOrder) {
 }
 
 // Comes as a rank, and says nothing more.
-std::unique_ptr<FrameSocket> Silent(const std::string& address, uint32_t rank, uint32_t world) {
+std::unique_ptr<FrameSocket> Silent(const std::string& address, uint32_t rank, uint32_t world,
+                                    uint32_t magic = 0x314b4e52) {
   auto socket = FrameSocket::Connect(address, kLong, kLong);
   EXPECT_THAT(socket, IsOk());
   std::string hello;
-  for (const uint32_t value : {uint32_t{0x314b4e52}, rank, world}) {
+  for (const uint32_t value : {magic, rank, world}) {
     hello.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
   EXPECT_THAT((*socket)->Send(1, hello + "tp 2"), IsOk());
@@ -333,6 +339,145 @@ TEST_F(RankGroupTest, ARankWhoseConnectionClosesIsLostForAll) {
   EXPECT_THAT(others_[0]->lost.Wait(), reason);
 }
 
+// The frames that come until there is one, or the connection ends.
+std::vector<FrameSocket::Frame> Next(FrameSocket& socket, absl::Status& status) {
+  std::vector<FrameSocket::Frame> frames;
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoSeconds(kLong);
+  while (frames.empty() && status.ok() && std::chrono::steady_clock::now() < deadline) {
+    status = socket.Read(4096, frames);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return frames;
+}
+
+TEST_F(RankGroupTest, AllOfALargeGroupMayComeAtOnce) {
+  StartLeader(200);
+  std::vector<std::unique_ptr<FrameSocket>> ranks;
+  for (uint32_t rank = 1; rank < 200; ++rank) {
+    ranks.push_back(Silent(leader_.group->endpoint(), rank, 200));
+  }
+  EXPECT_THAT(leader_.group->Join("tp 2", nullptr), IsOk());
+  EXPECT_FALSE(leader_.refused.told());
+}
+
+TEST_F(RankGroupTest, ConnectionsThatSayNothingKeepNoRankOut) {
+  StartLeader(2);
+  std::vector<std::unique_ptr<FrameSocket>> strangers;
+  for (int i = 0; i < 64; ++i) {
+    strangers.push_back(FrameSocket::Connect(leader_.group->endpoint(), kLong, kLong).value());
+  }
+  others_.push_back(Other(1));
+  JoinAll();
+  EXPECT_THAT(leader_.joined, IsOk());
+  EXPECT_THAT(others_[0]->joined, IsOk());
+}
+
+TEST_F(RankGroupTest, MoreConnectionsThatSayNothingAreClosedAndToldOf) {
+  StartLeader(2);
+  std::vector<std::unique_ptr<FrameSocket>> strangers;
+  for (int i = 0; i < 67; ++i) {
+    strangers.push_back(FrameSocket::Connect(leader_.group->endpoint(), kLong, kLong).value());
+  }
+  std::thread waiting([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
+  absl::Status closed;
+  EXPECT_TRUE(Next(*strangers.back(), closed).empty());
+  EXPECT_THAT(closed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(leader_.refused.Wait(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                               HasSubstr("closed unread: 66 others")));
+  leader_.group->Leave(absl::OkStatus());
+  waiting.join();
+}
+
+TEST_F(RankGroupTest, ARankWhoseConnectionIsClosedUnreadAsksAgain) {
+  auto listener = ListenSocket::Open("127.0.0.1:0");
+  ASSERT_THAT(listener, IsOk());
+  Rank other;
+  other.Create(other.Options(1, 2, (*listener)->endpoint()));
+  std::unique_ptr<FrameSocket> leader;
+  std::thread accepting([&] {
+    for (int times = 0; times < 3; ++times) {
+      leader = nullptr;
+      while (leader == nullptr) leader = (*listener)->Accept(kLong).value();
+    }
+    EXPECT_THAT(leader->Send(2, ""), IsOk());  // It may stay.
+    EXPECT_THAT(leader->Send(4, ""), IsOk());  // All are there.
+  });
+  EXPECT_THAT(other.group->Join("tp 2", nullptr), IsOk());
+  accepting.join();
+}
+
+TEST_F(RankGroupTest, ALeaderThatDoesNotAnswerIsWaitedForUntilTheDeadline) {
+  auto listener = ListenSocket::Open("127.0.0.1:0");
+  ASSERT_THAT(listener, IsOk());
+  Rank other;
+  RankGroup::Options options = other.Options(1, 2, (*listener)->endpoint());
+  options.start_timeout = absl::Milliseconds(300);
+  other.Create(options);
+  const auto late = StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             HasSubstr("rank 0 was not reached within 300ms: it does not answer"));
+  EXPECT_THAT(other.group->Join("tp 2", nullptr), late);
+  EXPECT_THAT(other.group->Receive(), late);
+}
+
+TEST_F(RankGroupTest, ARankOfAnotherVersionIsToldSo) {
+  StartLeader(2);
+  std::thread waiting([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
+  const auto other = Silent(leader_.group->endpoint(), 1, 2, 0x314b4e53);
+  absl::Status status;
+  const auto frames = Next(*other, status);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(frames[0].kind, 3);  // Refused.
+  EXPECT_THAT(frames[0].body, HasSubstr("another version of the ranks' protocol, 0x314b4e53"));
+  EXPECT_THAT(leader_.refused.Wait(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0x314b4e53")));
+  leader_.group->Leave(absl::OkStatus());
+  waiting.join();
+}
+
+absl::Duration CpuTime() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return absl::DurationFromTimespec(used);
+}
+
+// All file descriptors that this process may have.
+class NoFreeDescriptors {
+ public:
+  NoFreeDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few = {.rlim_cur = 200, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) {
+      taken_.push_back(fd);
+    }
+  }
+  ~NoFreeDescriptors() {
+    for (const int fd : taken_) close(fd);
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
+TEST_F(RankGroupTest, WithoutFileDescriptorsTheLeaderSaysSoAndWaits) {
+  StartLeader(2);
+  const auto other = Silent(leader_.group->endpoint(), 1, 2);
+  std::thread waiting;
+  {
+    const NoFreeDescriptors none;
+    waiting = std::thread([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });
+    EXPECT_THAT(leader_.refused.Wait(),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Too many open files")));
+    const absl::Duration begun = CpuTime();
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    EXPECT_LT(CpuTime() - begun, absl::Milliseconds(300));  // Does not try all the time.
+  }
+  waiting.join();
+  EXPECT_THAT(leader_.joined, IsOk());
+}
+
 TEST_F(RankGroupTest, ALeaderThatFallsSilentIsLost) {
   auto listener = ListenSocket::Open("127.0.0.1:0");
   ASSERT_THAT(listener, IsOk());
@@ -342,7 +487,7 @@ TEST_F(RankGroupTest, ALeaderThatFallsSilentIsLost) {
   other.Create(options);
   std::unique_ptr<FrameSocket> leader;
   std::thread accepting([&] {
-    while (leader == nullptr) leader = (*listener)->Accept(kLong);
+    while (leader == nullptr) leader = (*listener)->Accept(kLong).value();
     EXPECT_THAT(leader->Send(4, ""), IsOk());  // All are there.
   });
   EXPECT_THAT(other.group->Join("tp 2", nullptr), IsOk());
