@@ -1,6 +1,5 @@
 #include "common/model/attention_block.h"
 
-#include <algorithm>
 #include <cmath>
 #include <span>
 
@@ -9,6 +8,7 @@
 #include "common/model/linear.h"
 #include "kernels/attention/paged_attention.h"
 #include "kernels/core/float_convert.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv/kv_write.h"
 #include "kernels/norm/rms_norm.h"
@@ -60,9 +60,9 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
     LYNX_RETURN_IF_ERROR(NormHeads(weights.k_norm, rows, spec_.kv_heads, k_, ctx));
   }
   if (spec_.clip_qkv > 0) {
-    Clip(rows * q_width, q_);
-    Clip(rows * spec_.kv_heads * head_dim, k_);
-    Clip(rows * spec_.kv_heads * head_dim, v_);
+    LYNX_RETURN_IF_ERROR(ClipHeads(rows, spec_.query_heads, q_, ctx));
+    LYNX_RETURN_IF_ERROR(ClipHeads(rows, spec_.kv_heads, k_, ctx));
+    LYNX_RETURN_IF_ERROR(ClipHeads(rows, spec_.kv_heads, v_, ctx));
   }
   if (kind.rope) {
     LYNX_RETURN_IF_ERROR(
@@ -72,7 +72,14 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
     LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.query_heads, q_, ctx));
     LYNX_RETURN_IF_ERROR(NormHeads(rotated_gain_, rows, spec_.kv_heads, k_, ctx));
   } else if (spec_.query_growth > 0) {
-    GrowQueries(places);
+    LYNX_RETURN_IF_ERROR(kernels::Grow({.x = q_.data(),
+                                        .positions = places.positions.data(),
+                                        .rows = rows,
+                                        .width = q_width,
+                                        .x_stride = q_width,
+                                        .growth = spec_.query_growth,
+                                        .floor = spec_.query_growth_floor},
+                                       ctx));
   }
 
   LYNX_RETURN_IF_ERROR(kernels::KvWrite({.k = k_.data(),
@@ -158,19 +165,12 @@ absl::Status AttentionBlock::NormOverRanks(const AttentionWeights& weights, int6
   return absl::OkStatus();
 }
 
-void AttentionBlock::GrowQueries(const RowPlaces& places) {
-  const auto width = static_cast<size_t>(spec_.query_heads) * static_cast<size_t>(spec_.head_dim);
-  for (size_t r = 0; r < places.positions.size(); ++r) {
-    const auto reached = static_cast<float>(places.positions[r] + 1) / spec_.query_growth_floor;
-    const float growth = 1 + spec_.query_growth * std::log1p(std::floor(reached));
-    for (float& value : std::span(q_).subspan(r * width, width)) value *= growth;
-  }
-}
-
-void AttentionBlock::Clip(int64_t count, std::vector<float>& x) const {
-  for (float& value : std::span(x).first(static_cast<size_t>(count))) {
-    value = std::clamp(value, -spec_.clip_qkv, spec_.clip_qkv);
-  }
+absl::Status AttentionBlock::ClipHeads(int64_t rows, int64_t heads, std::vector<float>& x,
+                                       const kernels::ExecContext& ctx) const {
+  const int64_t width = heads * spec_.head_dim;
+  return kernels::Clip(
+      {.x = x.data(), .rows = rows, .width = width, .x_stride = width, .limit = spec_.clip_qkv},
+      ctx);
 }
 
 }  // namespace lynx::model

@@ -35,8 +35,8 @@ class AttentionBlock {
   // `x` [rows, heads, head_dim] in place; nothing without a gain.
   absl::Status NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
                          std::vector<float>& x, const kernels::ExecContext& ctx);
-  void GrowQueries(const RowPlaces& places);
-  void Clip(int64_t count, std::vector<float>& x) const;
+  absl::Status ClipHeads(int64_t rows, int64_t heads, std::vector<float>& x,
+                         const kernels::ExecContext& ctx) const;
 
   const ModelSpec& spec_;  // Outlives this.
   const bool round_bf16_;

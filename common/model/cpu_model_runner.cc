@@ -33,6 +33,7 @@
 #include "common/model/weight_binder.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/gemm/embed.h"
 #include "kernels/gemm/gemm.h"
 
@@ -457,11 +458,15 @@ absl::Status CpuModelRunner::ComputeLogits() {
     return layout_.dp > 1 && all_wanted > 0 ? CollectLogits() : absl::OkStatus();
   }
   const int64_t hidden = spec_.hidden_size;
-  for (size_t i = 0; i < wanted_.size(); ++i) {
-    std::copy_n(hidden_.data() + wanted_[i] * hidden, hidden,
-                final_.data() + static_cast<int64_t>(i) * hidden);
-  }
   const auto rows = static_cast<int64_t>(wanted_.size());
+  LYNX_RETURN_IF_ERROR(kernels::GatherRows({.x = hidden_.data(),
+                                            .numbers = wanted_.data(),
+                                            .y = final_.data(),
+                                            .rows = rows,
+                                            .width = hidden,
+                                            .x_stride = hidden,
+                                            .y_stride = hidden},
+                                           ctx_));
   LYNX_RETURN_IF_ERROR(
       Normalise(final_.data(), weights_.final_norm, spec_.rms_norm_epsilon, rows, normed_, ctx_));
   stats_.weight_bytes_read += BytesOf(weights_.head);

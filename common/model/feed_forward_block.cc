@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <span>
 
 #include "common/base/status_macros.h"
 #include "common/model/linear.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/gemm/gemm.h"
 
 namespace lynx::model {
@@ -158,11 +158,8 @@ absl::Status FeedForwardBlock::WeighShared(const FeedForwardWeights& weights, in
   }
   LYNX_RETURN_IF_ERROR(
       kernels::Gemm(Projection(x_, weights.shared_gate, {}, rows, dense_weights_.data()), ctx));
-  for (int64_t r = 0; r < rows; ++r) {
-    float& weight = dense_weights_[static_cast<size_t>(r)];
-    weight = spec_.residual_multiplier / (1 + std::exp(-weight));
-  }
-  return absl::OkStatus();
+  return kernels::GateWeights(
+      {.weights = dense_weights_.data(), .rows = rows, .scale = spec_.residual_multiplier}, ctx);
 }
 
 absl::Status FeedForwardBlock::RunDense(const kernels::ExpertWeights& mlp, int64_t rows,

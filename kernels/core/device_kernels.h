@@ -5,9 +5,13 @@
 namespace lynx::kernels {
 
 struct CastArgs;
+struct ClipArgs;
 struct EmbedArgs;
 struct ExpertFfnArgs;
+struct GatherRowsArgs;
+struct GateWeightsArgs;
 struct GemmProducts;
+struct GrowArgs;
 struct KvWriteArgs;
 struct LatentAttentionArgs;
 struct LatentWriteArgs;
@@ -36,9 +40,13 @@ inline constexpr int kScratchTooSmall = -2;
 // is done; sizes were checked, contents cannot be. Null: not there yet.
 struct DeviceKernels {
   int (*cast)(const CastArgs&, const DeviceQueue&) = nullptr;
+  int (*clip)(const ClipArgs&, const DeviceQueue&) = nullptr;
   int (*embed)(const EmbedArgs&, const DeviceQueue&) = nullptr;
   int (*expert_ffn)(const ExpertFfnArgs&, const DeviceQueue&) = nullptr;
+  int (*gate_weights)(const GateWeightsArgs&, const DeviceQueue&) = nullptr;
+  int (*gather_rows)(const GatherRowsArgs&, const DeviceQueue&) = nullptr;
   int (*gemm)(const GemmProducts&, const DeviceQueue&) = nullptr;
+  int (*grow)(const GrowArgs&, const DeviceQueue&) = nullptr;
   int (*latent_attention)(const LatentAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*paged_attention)(const PagedAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*rms_norm)(const RmsNormArgs&, const DeviceQueue&) = nullptr;

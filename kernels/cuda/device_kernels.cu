@@ -3,6 +3,7 @@
 #include "kernels/attention/attention_cuda.cuh"
 #include "kernels/cast/cast_cuda.cuh"
 #include "kernels/cuda/device_kernels.h"
+#include "kernels/elementwise/elementwise_cuda.cuh"
 #include "kernels/gemm/embed_cuda.cuh"
 #include "kernels/gemm/gemm_cuda.cuh"
 #include "kernels/kv/kv_write_cuda.cuh"
@@ -17,9 +18,13 @@ namespace lynx::cuda {
 const kernels::DeviceKernels& Kernels() {
   static constexpr kernels::DeviceKernels kKernels = {
       .cast = &kernels::device::QueueCast,
+      .clip = &kernels::device::QueueClip,
       .embed = &kernels::device::QueueEmbed,
       .expert_ffn = &kernels::device::QueueExpertFfn,
+      .gate_weights = &kernels::device::QueueGateWeights,
+      .gather_rows = &kernels::device::QueueGatherRows,
       .gemm = &kernels::device::QueueGemm,
+      .grow = &kernels::device::QueueGrow,
       .latent_attention = &kernels::device::QueueLatentAttention,
       .paged_attention = &kernels::device::QueuePagedAttention,
       .rms_norm = &kernels::device::QueueRmsNorm,

@@ -48,7 +48,7 @@ class Plugin {
 };
 
 // To be raised with every change of what is above or of what it uses.
-inline constexpr uint32_t kPluginVersion = 4;
+inline constexpr uint32_t kPluginVersion = 5;
 
 // What the plug-in says of itself before anything else of it is used, in plain C.
 struct PluginEntry {

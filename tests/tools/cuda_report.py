@@ -40,6 +40,7 @@ LAUNCHES = {
     "GemmPanels": (256, PANEL_SHARED),
     "GemmTiles": (256, GEMM_TILES),
     "EmbedKernel": (256, 0),
+    **dict.fromkeys(("ClipKernel", "GrowKernel", "GateWeightsKernel", "GatherRowsKernel"), (256, 0)),
     "CastKernel": (256, 0),
     "RmsNormKernel": (256, 0),
     "RopeKernel": (128, 0),
