@@ -47,11 +47,8 @@ __global__ void __launch_bounds__(kPanelThreads, kOnTensorCores<X, W>&& kTiles <
   int panel;
   const GemmArgs& args = batch.products[batch.ProductOf(blockIdx.x, &panel)];
   const int depth = static_cast<int>(args.w.in);
-  const int64_t panel_bytes =
-      (std::is_same_v<W, uint16_t> ? int64_t{CeilDiv(depth, kBlockDepth)} * kBlockDepth
-                                   : int64_t{depth}) *
-      32 * static_cast<int64_t>(sizeof(W));
-  const std::byte* weights = static_cast<const std::byte*>(args.w.data) + panel * panel_bytes;
+  const std::byte* weights =
+      static_cast<const std::byte*>(args.w.data) + panel * PanelBytesOf<W>(depth);
   const int column = panel * 32 + static_cast<int>(threadIdx.x % kWarp);
   for (int64_t first = int64_t{blockIdx.y} * Tile::kRows; first < args.rows;
        first += int64_t{gridDim.y} * Tile::kRows) {

@@ -48,6 +48,14 @@ __device__ inline int WeightOffset(int lane, int i) {
 template <typename W>
 struct LaneWeights;
 
+// Of a panel: bf16 has zeros up to where its last block ends.
+template <typename W>
+__device__ int64_t PanelBytesOf(int depth) {
+  const int inputs =
+      std::is_same_v<W, uint16_t> ? CeilDiv(depth, kBlockDepth) * kBlockDepth : depth;
+  return int64_t{inputs} * 32 * static_cast<int64_t>(sizeof(W));
+}
+
 template <>
 struct LaneWeights<uint16_t> {
   uint4 words[4];  // [i]: as above.

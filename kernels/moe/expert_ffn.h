@@ -47,8 +47,8 @@ class ExpertFfnWorkspace {
 // Numerics: float32 sums as in Gemm; ranks are added in the order j = 0, 1, ... A row's bits depend
 // on that row, its ids and weights alone. NaN or Inf in a row stays in that row.
 //
-// On GPUs: experts are of bf16, at most 1024 (y is NaN where weights are of another type); x of
-// bf16 begins at a multiple of 16 bytes, and so do its rows. Of the workspace nothing is used but
+// On GPUs: at most 1024 experts, all weights of args.device_weights; x of bf16 begins at a multiple
+// of 16 bytes, and so do its rows. Of the workspace nothing is used but
 // its size; the scratch memory needs at least
 //
 //   rows * top_k * (intermediate rounded up to 32 in x_dtype + hidden in float32)

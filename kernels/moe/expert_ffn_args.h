@@ -41,7 +41,9 @@ struct ExpertFfnArgs {
   int64_t x_stride = 0;                    // >= hidden; bf16: >= hidden rounded up to kPanelDepth
   int64_t y_stride = 0;                    // >= hidden
   DType x_dtype = DType::kF32;             // kF32 or kBf16
-  float clamp = 0;                         // >= 0
+  // On GPUs, where the host cannot look: the type of all weights. Those of another make y NaN.
+  DType device_weights = DType::kBf16;
+  float clamp = 0;  // >= 0
   bool scale_input = false;
 };
 

@@ -22,14 +22,14 @@
 namespace lynx::kernels::device {
 
 inline constexpr int kFfnMaxExperts = 1024;
-inline constexpr int kFfnNotBf16 = -1;
+inline constexpr int kFfnOtherType = -1;
 
 // Where each array lies from `base` on.
 struct FfnScratch {
   uint32_t* ticket;       // The next item.
   uint32_t* gate_done;    // [experts] Gate panels that are through, by place in `active`.
   uint32_t* down_done;    // Down panels, of all.
-  int32_t* active_count;  // kFfnNotBf16: nothing can be computed.
+  int32_t* active_count;  // kFfnOtherType: of weights; nothing can be computed.
   int32_t* active;        // [experts] Those with a row, ascending.
   int32_t* offsets;       // [experts + 1] Into order.
   int32_t* order;         // [rows * top_k] Assignments, by expert.
@@ -86,9 +86,9 @@ static __global__ void __launch_bounds__(kFfnMaxExperts)
     }
   }
   if (e == 0) *scratch.ticket = *scratch.down_done = 0;
-  if (e == experts - 1 && (args.experts[0].gate_up.dtype != DType::kBf16 ||
-                           args.experts[0].down.dtype != DType::kBf16)) {
-    *scratch.active_count = kFfnNotBf16;
+  if (e == experts - 1 && (args.experts[0].gate_up.dtype != args.device_weights ||
+                           args.experts[0].down.dtype != args.device_weights)) {
+    *scratch.active_count = kFfnOtherType;
   }
 }
 
@@ -113,9 +113,10 @@ __device__ inline void Done(uint32_t* counter) {
   if (threadIdx.x == 0) Publish(counter);
 }
 
-template <typename Element, bool kScaled, int kMaxTiles>
+// kScaled: inputs may be scaled.
+template <typename Element, typename W, bool kScaled, int kMaxTiles>
 __global__ void __launch_bounds__(kPanelThreads,
-                                  sizeof(Element) == 2 && kMaxTiles == kFewTiles ? 2 : 1)
+                                  kOnTensorCores<Element, W>&& kMaxTiles == kFewTiles ? 2 : 1)
     ExpertFfnKernel(ExpertFfnArgs args, FfnScratch scratch) {
   LYNX_DYNAMIC_SHARED(PanelShared, memory);
   LYNX_SHARED(taken, uint32_t);
@@ -125,9 +126,8 @@ __global__ void __launch_bounds__(kPanelThreads,
   const int top_k = static_cast<int>(args.top_k);  // 64 bits divide by many instructions.
   const auto gate_panels = static_cast<uint32_t>(CeilDiv(inner, 16));
   const auto down_panels = static_cast<uint32_t>(CeilDiv(hidden, 32));
-  const int64_t gate_bytes = CeilDiv<int64_t>(hidden, kBlockDepth) * kBlockBytes;
-  const int64_t down_bytes = CeilDiv<int64_t>(inner, kBlockDepth) * kBlockBytes;
-  if (*scratch.active_count == kFfnNotBf16) {  // Not to go unseen.
+  const int64_t gate_bytes = PanelBytesOf<W>(hidden), down_bytes = PanelBytesOf<W>(inner);
+  if (*scratch.active_count == kFfnOtherType) {  // Not to go unseen.
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
       for (int column = static_cast<int>(threadIdx.x); column < hidden; column += kPanelThreads) {
         args.y[row * args.y_stride + column] = __uint_as_float(0x7fc00000u);
@@ -158,11 +158,11 @@ __global__ void __launch_bounds__(kPanelThreads,
       const int32_t* order = scratch.order + first;
       if (gate_item) {
         const float* bias = expert.gate_up_bias;
-        MultiplyRows<Element, uint16_t, kScaled, kMaxTiles>(
+        MultiplyRows<Element, W, kScaled, kMaxTiles>(
             shared, static_cast<const std::byte*>(expert.gate_up.data) + panel * gate_bytes, hidden,
             count,
             [&](int row, float* scale) {
-              *scale = kScaled ? args.weights[order[row]] : 1.0f;
+              *scale = kScaled && args.scale_input ? args.weights[order[row]] : 1.0f;
               return static_cast<const Element*>(args.x) + order[row] / top_k * args.x_stride;
             },
             [&](int row, float sum) {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kPanelThreads,
       } else {
         const float* bias = expert.down_bias;
         WaitFor(&scratch.gate_done[place], gate_panels);
-        MultiplyRows<Element, uint16_t, false, kMaxTiles>(
+        MultiplyRows<Element, W, false, kMaxTiles>(
             shared, static_cast<const std::byte*>(expert.down.data) + panel * down_bytes, inner,
             count,
             [&](int row, float* scale) {
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kPanelThreads,
         for (int64_t j = 0; j < args.top_k; ++j) {
           if (ids[j] == kNoExpert) continue;
           const float value = scratch.outer[(row * args.top_k + j) * args.hidden + column];
-          sum = fmaf(kScaled ? 1.0f : weights[j], value, sum);
+          sum = fmaf(args.scale_input ? 1.0f : weights[j], value, sum);
         }
         float& y = args.y[row * args.y_stride + column];
         y = y + sum;
@@ -225,10 +225,10 @@ __global__ void __launch_bounds__(kPanelThreads,
 
 // As many blocks as run at once, of the device that is current first: a process has GPUs of one
 // kind.
-template <typename Element, bool kScaled, int kMaxTiles>
+template <typename Element, typename W, bool kScaled, int kMaxTiles>
 int FfnGrid() {
   static const int grid = [] {
-    const auto kernel = &ExpertFfnKernel<Element, kScaled, kMaxTiles>;
+    const auto kernel = &ExpertFfnKernel<Element, W, kScaled, kMaxTiles>;
     int device = 0, processors = 0, blocks = 0;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PanelShared));
     if (cudaGetDevice(&device) != cudaSuccess ||
@@ -243,34 +243,47 @@ int FfnGrid() {
   return grid;
 }
 
-template <typename Element, bool kScaled, int kMaxTiles>
-int QueueExpertFfnWith(const ExpertFfnArgs& args, const FfnScratch& scratch, void* stream) {
-  const int grid = FfnGrid<Element, kScaled, kMaxTiles>();
+template <typename Element, typename W, bool kScaled, int kMaxTiles>
+int LaunchExpertFfn(const ExpertFfnArgs& args, const FfnScratch& scratch, void* stream) {
+  const int grid = FfnGrid<Element, W, kScaled, kMaxTiles>();
   if (grid > 0) {
     const auto threads = static_cast<unsigned>(CeilDiv<int64_t>(args.expert_count, 32) * 32);
     LYNX_LAUNCH(GroupRows, 1u, threads, 0, stream, args, scratch);
-    LYNX_LAUNCH((ExpertFfnKernel<Element, kScaled, kMaxTiles>), static_cast<unsigned>(grid),
+    LYNX_LAUNCH((ExpertFfnKernel<Element, W, kScaled, kMaxTiles>), static_cast<unsigned>(grid),
                 kPanelThreads, sizeof(PanelShared), stream, args, scratch);
   }
   return static_cast<int>(cudaGetLastError());
 }
 
-template <typename Element, int kMaxTiles>
-int QueueExpertFfnOf(const ExpertFfnArgs& args, const FfnScratch& scratch, void* stream) {
-  return args.scale_input ? QueueExpertFfnWith<Element, true, kMaxTiles>(args, scratch, stream)
-                          : QueueExpertFfnWith<Element, false, kMaxTiles>(args, scratch, stream);
+// One kernel multiplies scaled inputs and others: a factor of 1 changes no bit.
+template <typename Element, typename W>
+int LaunchByFma(const ExpertFfnArgs& args, const FfnScratch& scratch, void* stream) {
+  return LaunchExpertFfn<Element, W, true, 1>(args, scratch, stream);
+}
+
+template <int kMaxTiles>
+int LaunchOnTensorCores(const ExpertFfnArgs& args, const FfnScratch& scratch, void* stream) {
+  return args.scale_input
+             ? LaunchExpertFfn<uint16_t, uint16_t, true, kMaxTiles>(args, scratch, stream)
+             : LaunchExpertFfn<uint16_t, uint16_t, false, kMaxTiles>(args, scratch, stream);
 }
 
 // Sizes are such as ExpertFfn() takes for GPUs.
 inline int QueueExpertFfn(const ExpertFfnArgs& args, const DeviceQueue& queue) {
   const FfnScratch scratch(queue.scratch, args);
   if (queue.scratch == nullptr || queue.scratch_bytes < scratch.bytes) return kScratchTooSmall;
+  void* const stream = queue.stream;
+  const DType w = args.device_weights;
   if (args.x_dtype == DType::kF32) {
-    return QueueExpertFfnOf<float, kFewTiles>(args, scratch, queue.stream);
+    if (w == DType::kF32) return LaunchByFma<float, float>(args, scratch, stream);
+    if (w == DType::kF16) return LaunchByFma<float, F16Bits>(args, scratch, stream);
+    return LaunchByFma<float, uint16_t>(args, scratch, stream);
   }
+  if (w == DType::kF32) return LaunchByFma<uint16_t, float>(args, scratch, stream);
+  if (w == DType::kF16) return LaunchByFma<uint16_t, F16Bits>(args, scratch, stream);
   return args.rows <= kFewTiles * kTileRows
-             ? QueueExpertFfnOf<uint16_t, kFewTiles>(args, scratch, queue.stream)
-             : QueueExpertFfnOf<uint16_t, kMoreTiles>(args, scratch, queue.stream);
+             ? LaunchOnTensorCores<kFewTiles>(args, scratch, stream)
+             : LaunchOnTensorCores<kMoreTiles>(args, scratch, stream);
 }
 
 }  // namespace lynx::kernels::device

@@ -91,9 +91,9 @@ def read_ptxas(text):
 
 
 def wide_loads(ptx):
-    """Of each kernel of experts whose activations are bf16: its loads from global memory by kind."""
+    """Of each kernel of experts whose activations and weights are bf16: its loads from global memory by kind."""
     kernels = {}
-    for entry in re.finditer(r"\.entry (\w*ExpertFfnKernelIt\w*)\(.*?\n\}\n", ptx, re.S):
+    for entry in re.finditer(r"\.entry (\w*ExpertFfnKernelItt\w*)\(.*?\n\}\n", ptx, re.S):
         kernels[entry.group(1)] = collections.Counter(
             re.findall(r"\b(?:ld\.global[.\w]*|cp\.async\.\w+\.shared\.global \[[^\]]*\], \[[^\]]*\], \d+)",
                        entry.group(0)))

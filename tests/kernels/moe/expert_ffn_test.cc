@@ -81,6 +81,7 @@ struct Expert {
 // Some experts with random weights.
 struct Layer {
   int64_t hidden, intermediate, experts;
+  DType dtype;
   std::vector<std::unique_ptr<Expert>> storage;
   std::vector<std::vector<float>> biases;
   std::vector<ExpertWeights> weights;
@@ -98,8 +99,11 @@ struct Layer {
     }
   }
 
-  Layer(int64_t hidden_size, int64_t intermediate_size, int64_t expert_count, DType dtype)
-      : hidden(hidden_size), intermediate(intermediate_size), experts(expert_count) {
+  Layer(int64_t hidden_size, int64_t intermediate_size, int64_t expert_count, DType weight_dtype)
+      : hidden(hidden_size),
+        intermediate(intermediate_size),
+        experts(expert_count),
+        dtype(weight_dtype) {
     uint32_t seed = 1;
     auto values = [&](int64_t in) {
       auto random = RandomNormal(static_cast<size_t>(hidden * intermediate), ++seed);
@@ -162,6 +166,7 @@ std::vector<float> Apply(const Layer& layer, const Rows& rows, int64_t begin, in
                                          .x_stride = x.stride(),
                                          .y_stride = layer.hidden,
                                          .x_dtype = x_dtype,
+                                         .device_weights = layer.dtype,
                                          .clamp = layer.clamp,
                                          .scale_input = layer.scale_input},
                                         workspace, ctx);
@@ -182,18 +187,12 @@ class ExpertFfnTest : public KernelTest {
     SkipIfEmulatedInShort();
   }
   bool OnDevice() const { return GetParam().backend == Backend::kCuda; }
-  // Of weights that every type holds exactly.
-  DType SomeWeightType() const { return OnDevice() ? DType::kBf16 : DType::kF32; }
-  std::vector<DType> WeightTypes() const {
-    if (OnDevice()) return {DType::kBf16};
-    return {std::begin(kWeightTypes), std::end(kWeightTypes)};
-  }
 };
 
 // hidden = intermediate = 1: y + sum of w * down * silu(gate x) * up x.
 TEST_P(ExpertFfnTest, MatchesAHandComputedRow) {
-  const Expert experts[] = {Expert({1}, {2}, {5}, 1, 1, SomeWeightType()),
-                            Expert({-1}, {3}, {7}, 1, 1, SomeWeightType())};
+  const Expert experts[] = {Expert({1}, {2}, {5}, 1, 1, DType::kF32),
+                            Expert({-1}, {3}, {7}, 1, 1, DType::kF32)};
   const ExpertWeights packed[] = {experts[0].weights(), experts[1].weights()};
   const float x = 2;
   const int32_t ids[] = {1, 0};
@@ -211,7 +210,8 @@ TEST_P(ExpertFfnTest, MatchesAHandComputedRow) {
                          .expert_count = 2,
                          .top_k = 2,
                          .x_stride = 1,
-                         .y_stride = 1},
+                         .y_stride = 1,
+                         .device_weights = DType::kF32},
                         workspace, GetParam())
                   .ok());
   const double silu_2 = 2 / (1 + std::exp(-2.0));
@@ -221,7 +221,7 @@ TEST_P(ExpertFfnTest, MatchesAHandComputedRow) {
 
 // gate 3 and up -9 with their biases, both beyond the clamp of 2.
 TEST_P(ExpertFfnTest, ClampsAddsBiasesAndScalesInputsByHand) {
-  const Expert expert({1}, {-4}, {5}, 1, 1, SomeWeightType());
+  const Expert expert({1}, {-4}, {5}, 1, 1, DType::kF32);
   std::vector<float> gate_up_bias(32, 100.0f);  // Of the padding: must not count.
   gate_up_bias[0] = 1;
   gate_up_bias[16] = -1;
@@ -246,6 +246,7 @@ TEST_P(ExpertFfnTest, ClampsAddsBiasesAndScalesInputsByHand) {
                      .top_k = 1,
                      .x_stride = 1,
                      .y_stride = 1,
+                     .device_weights = DType::kF32,
                      .clamp = 2};
   ASSERT_TRUE(ExpertFfn(args, workspace, GetParam()).ok());
   const double inner = 2 / (1 + std::exp(-1.702 * 2)) * (-2 + 1);
@@ -329,7 +330,8 @@ TEST_P(ExpertFfnTest, EveryKindOfExpertAgreesWithReference) {
   for (DType x_dtype : kXTypes) {
     for (bool scale_input : {false, true}) {
       for (float clamp : {0.0f, 0.7f}) {
-        Layer layer(37, 50, /*expert_count=*/9, DType::kBf16);
+        // With and without a clamp, a type that tensor cores multiply and one that they do not.
+        Layer layer(37, 50, /*expert_count=*/9, clamp == 0 ? DType::kF16 : DType::kBf16);
         layer.AddBiases();
         layer.clamp = clamp;
         layer.scale_input = scale_input;
@@ -353,7 +355,7 @@ TEST_P(ExpertFfnTest, EveryKindOfExpertAgreesWithReference) {
 
 TEST_P(ExpertFfnTest, AgreesWithReference) {
   for (DType x_dtype : kXTypes) {
-    for (DType dtype : WeightTypes()) {
+    for (DType dtype : kWeightTypes) {
       for (int64_t hidden : {1, 16, 37}) {
         for (int64_t intermediate : {3, 16, 50}) {
           const Layer layer(hidden, intermediate, /*expert_count=*/9, dtype);
@@ -382,7 +384,7 @@ TEST_P(ExpertFfnTest, ARowsBitsDependOnThatRowAlone) {
   ExecContext threaded = GetParam();
   threaded.team = &team;
   for (DType x_dtype : kXTypes) {
-    for (DType dtype : WeightTypes()) {
+    for (DType dtype : kWeightTypes) {
       const Layer layer(75, 50, /*expert_count=*/4, dtype);
       // Half of the rows meet in an expert: more than one block of rows of a product.
       const Rows inputs(layer, IsReference() ? 20 : OnDevice() ? 72 : 300, /*k=*/2);
@@ -601,10 +603,13 @@ TEST_F(ExpertFfnOnDeviceTest, ManyRowsOfOneExpertTakeSeveralPasses) {
 }
 
 TEST_F(ExpertFfnOnDeviceTest, WeightsOfAnotherTypeDoNotGoUnseen) {
-  const Layer layer(4, 4, /*expert_count=*/2, DType::kF32);
-  const Rows inputs(layer, 2, /*k=*/1);
-  for (float y : Apply(layer, inputs, DType::kF32, testing::EmulatedCuda())) {
-    EXPECT_TRUE(std::isnan(y));
+  for (auto matrix : {&ExpertWeights::gate_up, &ExpertWeights::down}) {
+    Layer layer(4, 4, /*expert_count=*/2, DType::kBf16);
+    (layer.weights[0].*matrix).dtype = DType::kF16;
+    const Rows inputs(layer, 2, /*k=*/1);
+    for (float y : Apply(layer, inputs, DType::kF32, testing::EmulatedCuda())) {
+      EXPECT_TRUE(std::isnan(y));
+    }
   }
 }
 
