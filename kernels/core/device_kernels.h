@@ -12,6 +12,7 @@ struct GatherRowsArgs;
 struct GateWeightsArgs;
 struct GemmProducts;
 struct GrowArgs;
+struct KvCopyArgs;
 struct KvWriteArgs;
 struct LatentAttentionArgs;
 struct LatentWriteArgs;
@@ -47,6 +48,8 @@ struct DeviceKernels {
   int (*gather_rows)(const GatherRowsArgs&, const DeviceQueue&) = nullptr;
   int (*gemm)(const GemmProducts&, const DeviceQueue&) = nullptr;
   int (*grow)(const GrowArgs&, const DeviceQueue&) = nullptr;
+  int (*kv_gather)(const KvCopyArgs&, const DeviceQueue&) = nullptr;
+  int (*kv_scatter)(const KvCopyArgs&, const DeviceQueue&) = nullptr;
   int (*latent_attention)(const LatentAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*paged_attention)(const PagedAttentionArgs&, const DeviceQueue&) = nullptr;
   int (*rms_norm)(const RmsNormArgs&, const DeviceQueue&) = nullptr;

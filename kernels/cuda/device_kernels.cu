@@ -6,6 +6,7 @@
 #include "kernels/elementwise/elementwise_cuda.cuh"
 #include "kernels/gemm/embed_cuda.cuh"
 #include "kernels/gemm/gemm_cuda.cuh"
+#include "kernels/kv/kv_copy_cuda.cuh"
 #include "kernels/kv/kv_write_cuda.cuh"
 #include "kernels/moe/expert_ffn_cuda.cuh"
 #include "kernels/moe/plan_cuda.cuh"
@@ -25,6 +26,8 @@ const kernels::DeviceKernels& Kernels() {
       .gather_rows = &kernels::device::QueueGatherRows,
       .gemm = &kernels::device::QueueGemm,
       .grow = &kernels::device::QueueGrow,
+      .kv_gather = &kernels::device::QueueKvGather,
+      .kv_scatter = &kernels::device::QueueKvScatter,
       .latent_attention = &kernels::device::QueueLatentAttention,
       .paged_attention = &kernels::device::QueuePagedAttention,
       .rms_norm = &kernels::device::QueueRmsNorm,

@@ -44,6 +44,7 @@ LAUNCHES = {
     "CastKernel": (256, 0),
     "RmsNormKernel": (256, 0),
     "RopeKernel": (128, 0),
+    "KvCopyKernel": (256, 0),
     "KvWriteKernel": (128, 0),
     "LatentWriteKernel": (128, 0),
 }
