@@ -36,16 +36,16 @@ FaultTrial TrialOf(uint64_t seed) {
   return trial;
 }
 
-TEST(RandomFaultTest, NothingIsLostWhateverMeets) {
+void ExpectNothingLost(FaultTrial (*trial_of)(uint64_t seed), uint64_t seeds) {
   const char* one = std::getenv("LYNX_TEST_SEED");
   const uint64_t first = one != nullptr ? std::strtoull(one, nullptr, 10) : 1;
-  const uint64_t seeds = one != nullptr ? 1 : testing::ForTestSize(20, 100, 1000);
+  if (one != nullptr) seeds = 1;
   const int events = testing::ForTestSize(60, 500, 10000);
   int finished = 0;
   int retried = 0;
   int resumed = 0;
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
-    const FaultTrial trial = TrialOf(seed);
+    const FaultTrial trial = trial_of(seed);
     const FaultScript script = RandomFaults(seed, events, trial.prefill, trial.decode);
     const FaultResult result = RunFaults(trial, script);
     if (result.broken.has_value()) {
@@ -61,12 +61,27 @@ TEST(RandomFaultTest, NothingIsLostWhateverMeets) {
     retried += result.retried;
     resumed += result.resumed;
   }
-  RecordProperty("finished", finished);
-  RecordProperty("retried", retried);
-  RecordProperty("resumed", resumed);
+  ::testing::Test::RecordProperty("finished", finished);
+  ::testing::Test::RecordProperty("retried", retried);
+  ::testing::Test::RecordProperty("resumed", resumed);
   if (one != nullptr) return;
   EXPECT_GT(finished, static_cast<int>(seeds) * events / 8) << "most of the requests";
   EXPECT_GT(resumed, static_cast<int>(seeds)) << "faults that meet no answer test little";
+}
+
+TEST(RandomFaultTest, NothingIsLostWhateverMeets) {
+  ExpectNothingLost(TrialOf, testing::ForTestSize(20, 100, 1000));
+}
+
+// Where an answer is repeated to go on, and each token has the bits of who computed it.
+TEST(RandomFaultTest, NothingIsLostBetweenUnlikeClasses) {
+  const auto trial_of = [](uint64_t seed) {
+    FaultTrial trial = TrialOf(seed);
+    trial.unlike = true;
+    trial.prompt_rows = 0;  // They would be a pair of equal classes where prefill is gone.
+    return trial;
+  };
+  ExpectNothingLost(trial_of, testing::ForTestSize(10, 50, 500));
 }
 
 // The answers of a run, when they came, and what was done for them depend on the script alone.

@@ -17,6 +17,7 @@
 #include "tests/support/faulty_channel.h"
 #include "tests/support/sim_cluster.h"
 #include "tests/support/test_size.h"
+#include "tests/support/wrapped_model_runner.h"
 
 // What a client reads when a node dies at a chosen message of its answer: the whole answer, while
 // one node of each role remains or returns in time. Else STR-6: never a stream that is short and
@@ -28,6 +29,7 @@ using ::lynx::testing::ChannelFault;
 using ::lynx::testing::FakeResponseWriter;
 using ::lynx::testing::FaultyChannel;
 using ::lynx::testing::SimCluster;
+using ::lynx::testing::WrappedModelRunner;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Body = proto::Envelope::BodyCase;
@@ -56,10 +58,34 @@ const text::Tokenizer& TinyTokenizer() {
   return *tokenizer;
 }
 
+// Whether decode nodes are of another numeric class than prefill nodes.
+enum class Classes : uint8_t { kLike, kUnlike };
+
+// Always wants one and the same token.
+class StubbornRunner final : public WrappedModelRunner {
+ public:
+  using WrappedModelRunner::WrappedModelRunner;
+  absl::Status Step(std::span<const model::SequenceRows> batch,
+                    model::StepObserver* observer) override {
+    absl::Status status = model_->Step(batch, observer);
+    logits_.assign(model_->logits().begin(), model_->logits().end());
+    for (size_t at = 5; at < logits_.size(); at += static_cast<size_t>(spec().vocab_size)) {
+      logits_[at] = 1e6f;
+    }
+    return status;
+  }
+  std::span<const float> logits() const override { return logits_; }
+
+ private:
+  std::vector<float> logits_;
+};
+
 // A cluster with the HTTP API in front.
 class Stage {
  public:
-  explicit Stage(int pairs) : cluster_(Options(pairs)) {}
+  // `stubborn`: a node that is.
+  explicit Stage(int pairs, Classes classes = Classes::kLike, const std::string& stubborn = "")
+      : cluster_(Options(pairs, classes, stubborn)) {}
   ~Stage() { EXPECT_EQ(handler_.sessions(), 0u); }
 
   void Plan(Death death) {
@@ -108,8 +134,14 @@ class Stage {
   SimCluster& cluster() { return cluster_; }
 
  private:
-  SimCluster::Options Options(int pairs) {
+  SimCluster::Options Options(int pairs, Classes classes, const std::string& stubborn) {
     SimCluster::Options options = {.prefill = pairs, .decode = pairs, .kv_blocks = 32};
+    if (classes == Classes::kUnlike) options.decode_isa = kernels::Isa::kPortable;
+    options.wrap_runner = [stubborn](const std::string& name,
+                                     std::unique_ptr<model::ModelRunner> model) {
+      if (name != stubborn) return model;
+      return std::unique_ptr<model::ModelRunner>(new StubbornRunner(std::move(model)));
+    };
     options.wrap_channel = [this](const std::string& name, EventLoop& loop,
                                   std::unique_ptr<rpc::Channel> channel) {
       auto faulty = std::make_unique<FaultyChannel>(std::move(channel), loop);
@@ -393,7 +425,9 @@ TEST(StreamFaultTest, TheOnlyNodeReturnsInTime) {
 
 // Everything that decides a token and everything that is said of it: seeds, penalties, biases,
 // bounds, log-probabilities, stop strings over token borders, several choices.
-TEST(StreamFaultTest, WhateverWasAskedForGoesOnAsIfNothingHadHappened) {
+class WhateverWasAskedForTest : public ::testing::TestWithParam<Classes> {};
+
+TEST_P(WhateverWasAskedForTest, GoesOnAsIfNothingHadHappened) {
   const std::vector<std::string> asked = {
       R"("temperature":1.3,"seed":7,"top_p":0.9,"logprobs":3)",
       R"("temperature":0.8,"seed":8,"n":3,"top_k":40,"min_p":0.01)",
@@ -406,8 +440,8 @@ TEST(StreamFaultTest, WhateverWasAskedForGoesOnAsIfNothingHadHappened) {
     for (const int count : {1, 4, 9, 15}) {
       if (testing::ForTestSize(0, 1, 1) == 0 && count % 2 == 0) continue;
       SCOPED_TRACE(::testing::Message() << fields << ", death at batch " << count);
-      const Json want = Essence(*Stage(2).Ask(/*stream=*/true, 20, fields));
-      Stage stage(2);
+      const Json want = Essence(*Stage(2, GetParam()).Ask(/*stream=*/true, 20, fields));
+      Stage stage(2, GetParam());
       stage.Plan({"decode-0", kTokenBatch, count, /*lost=*/count % 3 == 0, "decode-0"});
       auto writer = stage.Ask(/*stream=*/true, 20, fields);
       EXPECT_EQ(Essence(*writer), want);
@@ -418,9 +452,14 @@ TEST(StreamFaultTest, WhateverWasAskedForGoesOnAsIfNothingHadHappened) {
   EXPECT_GE(deaths, static_cast<int>(asked.size())) << "an answer may end before";
 }
 
-TEST(StreamFaultTest, TheUsageTellsOfFailovers) {
+INSTANTIATE_TEST_SUITE_P(Classes, WhateverWasAskedForTest,
+                         ::testing::Values(Classes::kLike, Classes::kUnlike));
+
+class UsageTest : public ::testing::TestWithParam<Classes> {};
+
+TEST_P(UsageTest, TellsOfFailovers) {
   const std::string fields = R"("stream_options":{"include_usage":true})";
-  Stage stage(2);
+  Stage stage(2, GetParam());
   auto writer = stage.Ask(true, 6, fields);
   EXPECT_THAT(writer->body(), ::testing::Not(HasSubstr("failovers")));
   stage.Plan({"decode-0", kTokenBatch, 2, /*lost=*/false, "decode-0"});
@@ -430,6 +469,24 @@ TEST(StreamFaultTest, TheUsageTellsOfFailovers) {
   const Json usage = Json::parse(events[events.size() - 2]).at("usage");
   EXPECT_EQ(usage.at("lynx"), Json({{"failovers", 1}}));
   EXPECT_EQ(usage.at("completion_tokens"), 6);
+  EXPECT_EQ(usage.at("prompt_tokens"), TinyTokenizer().Encode("import os", true)->size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Classes, UsageTest, ::testing::Values(Classes::kLike, Classes::kUnlike));
+
+// Nodes of one class whose answers differ: what the client has is not what would follow.
+TEST(StreamFaultTest, AnAnswerThatIsNotRepeatedAlikeIsAnError) {
+  const Answer want = Read(*Stage(1, Classes::kUnlike).Ask(/*stream=*/false, 6));
+  ASSERT_TRUE(want.complete) << want.error;
+  for (const bool stream : {true, false}) {
+    Stage stage(2, Classes::kUnlike, /*stubborn=*/"decode-1");
+    stage.Plan({"decode-0", kTokenBatch, 3, /*lost=*/false, "decode-0"});
+    const Answer answer = Read(*stage.Ask(stream, 6));
+    ASSERT_TRUE(stage.happened());
+    ExpectHonest(stage, answer, want, /*failures_before=*/0);
+    EXPECT_THAT(answer.error, HasSubstr("gave another answer"));
+    EXPECT_TRUE(stage.cluster().RunUntil([&] { return stage.cluster().Idle(); }, absl::Minutes(1)));
+  }
 }
 
 // Two choices, of which one is lost: the answer is not complete.

@@ -103,6 +103,24 @@ def test_the_only_decode_node_that_returns_in_time_costs_no_stream():
         assert ask_all(cluster, strike) == want
 
 
+def test_exact_streams_between_unlike_layouts_are_repeated():
+    """Prefill nodes have one rank and decode nodes two: their bits differ."""
+    with running_cluster(decode=2, decode_flags=("--tp", 2, "--ep", 2)) as cluster:
+        want = ask_all(cluster)
+        victim = cluster.nodes["decode-0"]
+
+        def strike(events):
+            in_mid_stream(events)
+            wait_for(lambda: victim.metric("lynx_node_running_requests") > 5, 20, "work on the node")
+            victim.kill()
+
+        assert ask_all(cluster, strike) == want
+        assert cluster.router.metric("lynx_router_failovers_total", result="resumed") > 5
+        assert cluster.router.metric("lynx_router_failovers_total", result="failed") == 0
+        cluster.restart_node("decode-0")
+        cluster.wait_idle()
+
+
 @pytest.mark.skipif(not LONG, reason="LYNX_LONG is not set")
 def test_node_after_node_dies_and_no_stream_notices():
     with running_cluster(prefill=2, decode=2, router_flags=("--max-retries", 100)) as cluster:

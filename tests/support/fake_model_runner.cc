@@ -44,7 +44,8 @@ std::byte* Slot(kv::KvArena& arena, const model::SequenceRows& rows, int32_t lay
 
 }  // namespace
 
-FakeModelRunner::FakeModelRunner(const Options& options) : options_(options) {
+FakeModelRunner::FakeModelRunner(const Options& options)
+    : options_(options), numeric_class_(absl::StrCat("fake-", options.numeric_class)) {
   auto arena = kv::KvArena::Create(Layout(options), options.kv_blocks);
   LYNX_CHECK_MSG(arena.ok(), arena.status().ToString());
   arena_ = *std::move(arena);
@@ -118,11 +119,12 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> all,
   }
   for (int32_t layer = 0; layer < options_.layers; ++layer) {
     for (const model::SequenceRows& rows : batch) {
-      const uint64_t policy =
-          lossy(rows) ? SplitMix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0;
+      const uint64_t added =
+          ClassKey(rows) +
+          (lossy(rows) ? SplitMix(remapping + static_cast<uint64_t>(rows.policy->k0)) : 0);
       for (size_t i = 0; i < rows.tokens.size(); ++i) {
         const int32_t position = rows.start + static_cast<int32_t>(i);
-        uint64_t key = policy + RowKey(rows.tokens[i], position, layer);
+        uint64_t key = added + RowKey(rows.tokens[i], position, layer);
         if (options_.chained && position > 0) {
           uint64_t before = 0;
           std::memcpy(&before, Slot(*arena_, rows, layer, position - 1), sizeof(before));
@@ -152,6 +154,12 @@ absl::Status FakeModelRunner::Step(std::span<const model::SequenceRows> all,
     }
   }
   return absl::OkStatus();
+}
+
+uint64_t FakeModelRunner::ClassKey(const model::SequenceRows& rows) const {
+  const int32_t its =
+      rows.decode ? options_.decode_class.value_or(options_.numeric_class) : options_.numeric_class;
+  return its == 0 ? 0 : SplitMix(static_cast<uint64_t>(its));
 }
 
 uint64_t FakeModelRunner::Context(const model::SequenceRows& rows, int32_t position) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,10 @@ class FakeModelRunner final : public model::ModelRunner {
     // only to the row that follows it.
     bool chained = false;
     std::vector<kv::Reach> reaches = {};  // [layers]; empty: all tokens, in every layer.
+    int32_t numeric_class = 0;            // Those of another give a row other KV.
+    // The class that generated tokens' rows are of: of the pair of nodes that such a model stands
+    // for, its decode node's.
+    std::optional<int32_t> decode_class = {};
   };
   explicit FakeModelRunner(const Options& options);
 
@@ -59,6 +64,8 @@ class FakeModelRunner final : public model::ModelRunner {
   absl::Status Check(std::span<const model::SequenceRows> batch) const;
   // What a lossy policy adds to the KV of the step's rows; 0: nothing is remapped.
   uint64_t Remapping(std::span<const model::SequenceRows> batch) const;
+  // What the class of such rows adds to their KV.
+  uint64_t ClassKey(const model::SequenceRows& rows) const;
   // What the row's logits are a hash of.
   uint64_t Context(const model::SequenceRows& rows, int32_t position);
 
@@ -67,7 +74,7 @@ class FakeModelRunner final : public model::ModelRunner {
   std::unique_ptr<kv::KvArena> arena_;
   std::vector<float> logits_;
   model::StepStats stats_;
-  const std::string numeric_class_ = "fake";
+  const std::string numeric_class_;
   const std::string compatibility_hash_ = "fake";
   bool remaps_ = true;
   TokenId poisoned_token_ = -1;

@@ -22,6 +22,13 @@ namespace {
 
 const FakeModelRunner::Options kModel = {.layers = 2};
 
+// A model that alone gives what prefill and decode nodes give together.
+FakeModelRunner::Options ModelOf(const FaultTrial& trial) {
+  FakeModelRunner::Options model = kModel;
+  if (trial.unlike) model.decode_class = 1;
+  return model;
+}
+
 class Client final : public router::SequenceSink {
  public:
   // `broken` takes the first promise that is broken to any of the clients.
@@ -79,7 +86,11 @@ class Client final : public router::SequenceSink {
 
 class Run {
  public:
-  explicit Run(const FaultTrial& trial) : trial_(trial), cluster_(Options()) {}
+  explicit Run(const FaultTrial& trial)
+      : trial_(trial),
+        alone_(std::make_unique<FakeModelRunner>(ModelOf(trial)),
+               {.vocab_size = kModel.vocab_size, .max_step_rows = 64, .max_step_logits = 64}),
+        cluster_(Options()) {}
 
   FaultResult Play(const FaultScript& script) {
     for (size_t i = 0; i < script.size() && Sound(absl::StrCat("before event ", i)); ++i) {
@@ -104,6 +115,15 @@ class Run {
     FakeModelRunner::Options model = kModel;
     model.kv_blocks = options.kv_blocks;
     options.make_runner = [model] { return std::make_unique<FakeModelRunner>(model); };
+    if (trial_.unlike) {
+      options.swap_blocks = 64 * options.kv_blocks;
+      model.numeric_class = *ModelOf(trial_).decode_class;
+      options.wrap_runner = [model](const std::string& name,
+                                    std::unique_ptr<model::ModelRunner> prefills) {
+        return name.starts_with("decode") ? std::make_unique<FakeModelRunner>(model)
+                                          : std::move(prefills);
+      };
+    }
     options.session.max_retries = 1 << 20;
     options.session.queue_timeout = options.session.resume_timeout = absl::Hours(10);
     options.wrap_channel = [this](const std::string& name, EventLoop& loop,
@@ -230,13 +250,10 @@ class Run {
   }
 
   // What the model gives alone, with room for any of it.
-  static std::vector<TokenId> Answer(const std::vector<TokenId>& prompt, int32_t tokens) {
-    static engine::Engine alone(
-        std::make_unique<FakeModelRunner>(kModel),
-        {.vocab_size = kModel.vocab_size, .max_step_rows = 64, .max_step_logits = 64});
+  std::vector<TokenId> Answer(const std::vector<TokenId>& prompt, int32_t tokens) {
     const engine::GenerateRequest request = {prompt, node::SamplingFromWire(PlainSampling(tokens))};
     const auto result =
-        engine::Generate(alone, std::span(&request, 1),
+        engine::Generate(alone_, std::span(&request, 1),
                          {.max_context_tokens = 512, .max_chunk_tokens = 64, .max_sequences = 1});
     LYNX_CHECK_MSG(result.ok(), result.status().ToString());
     std::vector<TokenId> ids;
@@ -309,6 +326,7 @@ class Run {
   };
 
   const FaultTrial trial_;
+  engine::Engine alone_;
   FaultResult result_;
   std::string broken_;  // By the service, to a client.
   std::map<std::string, Faults> faults_;

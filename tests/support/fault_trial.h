@@ -14,6 +14,8 @@ struct FaultTrial {
   int decode = 2;
   int32_t prompt_rows = 0;  // Of decode nodes; 0: they take no prompts.
   int32_t kv_blocks = 48;
+  // Prefill and decode are of two numeric classes; what is preempted is copied.
+  bool unlike = false;
 };
 
 struct FaultResult {

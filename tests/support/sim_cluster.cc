@@ -86,7 +86,8 @@ std::vector<TokenId> RecordingSink::ids() const {
 
 namespace {
 
-std::unique_ptr<model::ModelRunner> LoadRunner(const SimCluster::Options& options) {
+std::unique_ptr<model::ModelRunner> LoadRunner(const SimCluster::Options& options,
+                                               std::optional<kernels::Isa> isa = std::nullopt) {
   return Ok(model::ModelRunner::Load({.model_dir = options.model_dir,
                                       .compute_dtype = options.compute_dtype,
                                       .kv_dtype = options.compute_dtype,
@@ -94,6 +95,7 @@ std::unique_ptr<model::ModelRunner> LoadRunner(const SimCluster::Options& option
                                       .max_step_rows = options.step_rows,
                                       .max_step_logits = options.step_rows,
                                       .threads = 1,
+                                      .isa = isa,
                                       .remap_mixed_steps = options.remap_mixed_steps}));
 }
 
@@ -271,11 +273,14 @@ void SimCluster::Start(const std::string& name) {
   const uint64_t incarnation = ++next_incarnation_;
   const bool prefill = name.starts_with("prefill");
   const int32_t replicas = prefill ? options_.prefill_replicas : options_.decode_replicas;
-  auto model = options_.make_runner ? options_.make_runner() : LoadRunner(options_);
+  const auto load = [&] {
+    return LoadRunner(options_, prefill ? std::nullopt : options_.decode_isa);
+  };
+  auto model = options_.make_runner ? options_.make_runner() : load();
   if (replicas > 1) {
     std::vector<std::unique_ptr<model::ModelRunner>> models;
     models.push_back(std::move(model));
-    while (std::ssize(models) < replicas) models.push_back(LoadRunner(options_));
+    while (std::ssize(models) < replicas) models.push_back(load());
     auto runner = std::make_unique<ReplicasRunner>(std::move(models));
     node->models = runner.get();
     model = std::move(runner);

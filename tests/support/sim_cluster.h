@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "common/rpc/inproc_channel.h"
 #include "common/telemetry/metrics.h"
 #include "common/transfer/loopback_engine.h"
+#include "kernels/core/isa.h"
 #include "services/decode/decode_node.h"
 #include "services/decode/handoff/kv_receiver.h"
 #include "services/decode/handoff/rank_receiver.h"
@@ -101,6 +103,8 @@ class SimCluster {
     bool prefix_cache = true;
     int64_t swap_blocks = 0;  // Of copies of what preempted sequences held.
     DType compute_dtype = DType::kBf16;
+    // Of decode nodes, and so their numeric class; with the model in model_dir.
+    std::optional<kernels::Isa> decode_isa = std::nullopt;
     std::string model_dir = "models/lynx-tiny-moe";
     std::string lynx_policy = "exact";  // Of the decode nodes.
     decode::QualityWatch::Options quality = {.share = 0};

@@ -61,7 +61,7 @@ bool Exact(const SequenceRequest& request, const Member& decode) {
 
 std::vector<kv::PrefixHash> Hashes(const SequenceSession& session) {
   std::vector<TokenId> tokens = session.request().prompt;
-  tokens.insert(tokens.end(), session.output().begin(), session.output().end());
+  tokens.insert(tokens.end(), session.given().begin(), session.given().end());
   tokens.pop_back();
   return kv::PrefixHashes(session.request().cache_salt, tokens);
 }
@@ -72,9 +72,9 @@ const ClassPair* FirstReady(const std::vector<ClassPair>& pairs) {
   return it != pairs.end() ? &*it : nullptr;
 }
 
-// Log-probabilities of a prompt need all of it computed; they are told with the first token.
+// Log-probabilities of a prompt need all of it computed; they are told once, with the first token.
 bool ScoresPrompt(const SequenceSession& session) {
-  return session.request().sampling.prompt_logprobs() && session.output().empty();
+  return session.request().sampling.prompt_logprobs() && !session.begun();
 }
 
 // The weight of one sequence in what is said of those lately.
@@ -505,8 +505,9 @@ void ClusterService::PlacePrefill(SequenceId id) {
     proto::Prefill& prefill = *envelope.mutable_prefill();
     prefill.set_sequence(session.wire_id());
     prefill.mutable_tokens()->Add(session.request().prompt.begin(), session.request().prompt.end());
-    prefill.mutable_output()->Add(session.output().begin(), session.output().end());
+    prefill.mutable_output()->Add(session.given().begin(), session.given().end());
     *prefill.mutable_sampling() = session.request().sampling;
+    prefill.mutable_sampling()->set_prompt_logprobs(ScoresPrompt(session));
     *prefill.mutable_grant() = session.grant();
     prefill.set_cache_salt(session.request().cache_salt);
     prefill.set_deadline_ms(Milliseconds(
@@ -570,7 +571,9 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
       const bool prefills = std::any_of(pair.prefill.begin(), pair.prefill.end(), free);
       if (prefills) placement.local_only = false;
       for (const Member* decode : pair.decode) {
-        if (!free(decode) || (&pair != home && Exact(request, *decode))) continue;
+        // Exact answers have a home; one that is repeated was exact.
+        const bool elsewhere = Exact(request, *decode) ? &pair != home : session.repeats();
+        if (!free(decode) || elsewhere) continue;
         if (!prefills && !pair.Local(*decode)) continue;
         if (!seen.insert(decode->id).second) continue;
         all.push_back(Decode(*decode, entry));
@@ -591,11 +594,12 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     reserve.set_sequence(wire_id);
     reserve.set_prompt_tokens(static_cast<int32_t>(session.known_tokens()));
     reserve.set_max_new_tokens(request.sampling.max_new_tokens() -
-                               static_cast<int32_t>(session.output().size()));
+                               static_cast<int32_t>(session.given().size()));
     reserve.set_lease_ms(Milliseconds(options_.grant_lease));
     const bool exact = Exact(request, *nodes_.nodes().Find(*node));
     // Of another class than the prompt's, what decode holds could not be used.
-    if (session.share_prefix() && !(exact && home->prefill_class != home->decode_class)) {
+    const bool unlike = exact && home->prefill_class != home->decode_class;
+    if (session.share_prefix() && !unlike) {
       reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
     }
     reserve.set_policy(request.sampling.policy());
@@ -613,8 +617,7 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     if (exact) entry.classes = home->names();
     // Of a pair of two classes, neither gives what was decoded the bits that it had on decode when
     // it computes it with the prompt.
-    session.OnReserveSent(*node, wire_id, now,
-                          /*resumable=*/!exact || home->prefill_class == home->decode_class);
+    session.OnReserveSent(*node, wire_id, now, /*repeats=*/unlike);
     Settle(id, entry);
     return true;
   }

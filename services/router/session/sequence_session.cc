@@ -101,13 +101,14 @@ SequenceSession::SequenceSession(SequenceRequest request, const Options& options
 }
 
 SequenceSession::Effects SequenceSession::OnReserveSent(NodeId decode, uint64_t wire_id,
-                                                        absl::Time now, bool resumable) {
+                                                        absl::Time now, bool repeats) {
   LYNX_CHECK(state_ == SequenceState::kQueued && wire_id_ == 0);
   state_ = SequenceState::kReserving;
   decode_ = decode;
   wire_id_ = wire_id;
-  resumable_ = resumable;
-  starts_at_ = output_.size();
+  if (!begun_) repeats_ = repeats;
+  resumes_ = begun_;
+  next_ = starts_at_ = given().size();
   wait_until_ = now + options_.reserve_timeout;
   times_.reserved = now;
   return {};
@@ -192,12 +193,14 @@ SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto:
   state_ = SequenceState::kDecoding;
   times_.first_token = now;
   wait_until_ = now + options_.token_timeout;
-  if (broken()) effects.resumed = now - std::exchange(broke_at_, absl::InfinitePast());
-  if (first.has_token()) Append(first.token().id());
+  gap_until_ = absl::InfiniteFuture();
   if (!std::exchange(begun_, true)) {
     effects.first = first;
+    if (first.has_token()) Append(first.token().id());
   } else if (first.has_token()) {
-    effects.tokens.push_back(&first.token());
+    if (!Take(first.token(), now, effects)) return effects;
+  } else if (next_ == output_.size()) {
+    Resumed(now, effects);
   }
   Advance(now, effects);
   return effects;
@@ -217,13 +220,11 @@ SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
   for (const proto::Token& token : entry.tokens()) {
     const int64_t at = position++;
     // The attempt's first token is prefill's to tell.
-    if (at <= static_cast<int64_t>(starts_at_) || at >= limit ||
-        at < static_cast<int64_t>(output_.size())) {
+    if (at <= static_cast<int64_t>(starts_at_) || at >= limit || at < static_cast<int64_t>(next_)) {
       continue;
     }
-    if (state_ == SequenceState::kDecoding && at == static_cast<int64_t>(output_.size())) {
-      Append(token.id());
-      effects.tokens.push_back(&token);
+    if (state_ == SequenceState::kDecoding && at == static_cast<int64_t>(next_)) {
+      if (!Take(token, now, effects)) return effects;
       news = true;
     } else if (held_.emplace(static_cast<uint32_t>(at), token).second) {
       news = true;
@@ -320,8 +321,8 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
     Retry(state_ == SequenceState::kDecoding && decode_spoke_ ? RetryStage::kDecode
                                                               : RetryStage::kHandoff,
           RetryReason::kLostMessage,
-          absl::DataLossError(absl::StrCat("token ", output_.size(), " of the answer was lost")),
-          now, effects);
+          absl::DataLossError(absl::StrCat("token ", next_, " of the answer was lost")), now,
+          effects);
     return effects;
   }
   switch (state_) {
@@ -401,8 +402,35 @@ RetryStage SequenceSession::StageAt(NodeId from) const {
   return from == prefill_ ? RetryStage::kPrefill : RetryStage::kHandoff;
 }
 
+bool SequenceSession::Take(const proto::Token& token, absl::Time now, Effects& effects) {
+  gap_until_ = absl::InfiniteFuture();
+  if (next_ == output_.size()) {
+    Resumed(now, effects);
+    Append(token.id());
+    effects.tokens.push_back(&token);
+    return true;
+  }
+  if (token.id() == output_[next_]) {
+    ++next_;
+    return true;
+  }
+  Differs(absl::StrCat("token ", next_, " is now ", token.id()), effects);
+  return false;
+}
+
+void SequenceSession::Differs(absl::string_view now_is, Effects& effects) {
+  Fail(absl::DataLossError(absl::StrCat(
+           broke_why_, ", and other nodes of its numeric classes gave another answer: ", now_is)),
+       effects);
+}
+
+void SequenceSession::Resumed(absl::Time now, Effects& effects) {
+  if (broken()) effects.resumed = now - std::exchange(broke_at_, absl::InfinitePast());
+}
+
 void SequenceSession::Append(TokenId token) {
   output_.push_back(token);
+  next_ = output_.size();
   if (++progress_ < options_.forgive_tokens) return;
   progress_ = 0;
   retries_ = std::max(retries_ - 1, 0);
@@ -427,8 +455,7 @@ void SequenceSession::Fail(absl::Status status, Effects& effects) {
 void SequenceSession::Retry(RetryStage stage, RetryReason reason, absl::Status status,
                             absl::Time now, Effects& effects) {
   if (grant_.held_prefix_tokens() > 0 && !decode_spoke_) share_prefix_ = false;
-  if (whole() || retries_ >= options_.max_retries || !MayRetry(status.code()) ||
-      (begun_ && !resumable_)) {
+  if (whole() || retries_ >= options_.max_retries || !MayRetry(status.code())) {
     Fail(std::move(status), effects);
     return;
   }
@@ -481,19 +508,19 @@ void SequenceSession::ForgetAttempt() {
 }
 
 void SequenceSession::Advance(absl::Time now, Effects& effects) {
-  bool moved = effects.first.has_value() || !effects.tokens.empty();
   if (state_ == SequenceState::kDecoding) {
-    for (auto it = held_.begin(); it != held_.end() && it->first <= output_.size();
-         it = held_.erase(it)) {
-      if (it->first < output_.size()) continue;
-      Append(it->second.id());
-      effects.tokens.push_back(&effects.held.emplace_back(std::move(it->second)));
-      moved = true;
+    for (auto it = held_.begin(); it != held_.end() && it->first <= next_; it = held_.erase(it)) {
+      if (it->first < next_) continue;
+      if (!Take(effects.held.emplace_back(std::move(it->second)), now, effects)) return;
     }
     if (finished_.has_value()) {
       // A stop id counts as sampled but is not sent: it is not part of the answer.
       const bool stop = finished_->finish_reason() == proto::Terminal::FINISH_REASON_STOP;
-      if (output_.size() + (stop ? 1 : 0) >= finished_->output_tokens()) {
+      if (next_ + (stop ? 1 : 0) >= finished_->output_tokens()) {
+        if (next_ < output_.size()) {
+          return Differs(absl::StrCat("it ends before token ", next_), effects);
+        }
+        Resumed(now, effects);
         return Finish(finished_->finish_reason(), effects);
       }
     }
@@ -502,7 +529,7 @@ void SequenceSession::Advance(absl::Time now, Effects& effects) {
                     (handed_off_ && state_ == SequenceState::kPrefilling);
   if (!hole) {
     gap_until_ = absl::InfiniteFuture();
-  } else if (moved || gap_until_ == absl::InfiniteFuture()) {
+  } else if (gap_until_ == absl::InfiniteFuture()) {
     gap_until_ = now + options_.gap_timeout;
   }
 }

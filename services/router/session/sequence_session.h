@@ -5,11 +5,13 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "services/router/membership/node_table.h"
 #include "services/router/session/sequence_service.h"
@@ -47,6 +49,8 @@ const char* Name(RetryReason reason);
 //   prefill failed     -          ignore            retry               retry (6)
 //   decode finished    -          retry             hold, then end      end when all tokens are in
 //   decode failed      -          retry             retry               retry
+//   another token than
+//   was delivered (7)  -          -                 end                 end   (DataLoss)
 //   prefill vanished   -          -                 retry               decode has handoff_timeout
 //   decode vanished    -          retry             retry               retry
 //   wait too long      end (5)    retry             retry               retry
@@ -66,6 +70,7 @@ const char* Name(RetryReason reason);
 //       in; but then the answer is whole, and whatever would fail it from here on ends it well.
 //   (5) What the caller of OnDeadline says; Unavailable once tokens were delivered.
 //   (6) Ignored once decode speaks.
+//   (7) Where an attempt repeats what was delivered; that it ends earlier is the same.
 //
 // Where the decode node computes the prompt, it is both nodes of the attempt: prefill's events are
 // its own, and nothing is handed off.
@@ -79,6 +84,11 @@ const char* Name(RetryReason reason);
 // loses nodes again and again may be what kills them, so retries are counted over the whole
 // sequence; but forgive_tokens of progress forgive one. fail: ends with the status that tells why.
 // Every end that is not the nodes' own word cancels the attempt on both nodes.
+//
+// An exact answer whose tokens only decode nodes of one class give their bits (`repeats`) does not
+// go on behind them: each further attempt begins with the prompt alone and repeats the answer, by
+// the same generator. What was delivered is compared and swallowed: it is no progress, and the
+// sequence is broken until something new comes. Should one token differ, the sequence fails.
 //
 // Not thread-safe.
 class SequenceSession {
@@ -132,9 +142,10 @@ class SequenceSession {
 
   SequenceSession(SequenceRequest request, const Options& options, absl::Time now);
 
-  // `resumable`: other nodes could go on behind what this attempt delivers, with the bits that it
-  // would have had, if the sequence is exact.
-  Effects OnReserveSent(NodeId decode, uint64_t wire_id, absl::Time now, bool resumable = true);
+  // `repeats`: the sequence is exact on these nodes, and computed with the prompt the tokens of
+  // this attempt would have other bits. That of the attempt in which the answer begins counts; then
+  // place further ones where it holds as well (repeats()).
+  Effects OnReserveSent(NodeId decode, uint64_t wire_id, absl::Time now, bool repeats = false);
   Effects OnGranted(NodeId from, const proto::GrantInfo& grant, absl::Time now);
   Effects OnPrefillSent(NodeId prefill, absl::Time now);
   // No node can take the prompt now.
@@ -171,11 +182,17 @@ class SequenceSession {
   // Delivered so far: with the prompt and the seed, all that another node needs to go on.
   const std::vector<TokenId>& output() const { return output_; }
   bool begun() const { return begun_; }  // The first token, or that there is none, was delivered.
-  bool resumes() const { return starts_at_ > 0; }  // The present attempt, or the last one.
+  bool resumes() const { return resumes_; }  // The present attempt, or the last one.
   bool broken() const { return broke_at_ != absl::InfinitePast(); }  // Begun, to be resumed.
-  // Of prompt and output.
+  // The answer has begun, and goes on only if it is repeated from its first token.
+  bool repeats() const { return begun_ && repeats_; }
+  // Of output, what an attempt computes with the prompt.
+  std::span<const TokenId> given() const {
+    return std::span(output_).first(repeats() ? 0 : output_.size());
+  }
+  // Of prompt and given().
   int64_t known_tokens() const {
-    return static_cast<int64_t>(request_.prompt.size() + output_.size());
+    return static_cast<int64_t>(request_.prompt.size() + given().size());
   }
   int retries() const { return retries_; }
   // Nodes to avoid while there are others, and those that can never hold the sequence.
@@ -194,7 +211,13 @@ class SequenceSession {
   void Requeue(absl::Time now, Effects& effects);
   // How far the attempt is, `from` having failed.
   RetryStage StageAt(NodeId from) const;
+  // The attempt's next token: delivers it, or swallows what was delivered before. False: it is
+  // another than that, and the sequence has failed.
+  bool Take(const proto::Token& token, absl::Time now, Effects& effects);
   void Append(TokenId token);
+  void Differs(absl::string_view now_is, Effects& effects);
+  // The attempt has come to where an earlier one broke off, if one did.
+  void Resumed(absl::Time now, Effects& effects);
   void CancelAttempt(Effects& effects);
   void ForgetAttempt();
   void ForgetNode(NodeId node);
@@ -212,6 +235,7 @@ class SequenceSession {
   absl::Time gap_until_ = absl::InfiniteFuture();
   std::vector<TokenId> output_;
   bool begun_ = false;
+  bool repeats_ = false;  // Of the attempt in which it began, or of the present one.
   absl::Time broke_at_ = absl::InfinitePast();
   std::string broke_why_;
   size_t progress_ = 0;  // Tokens since the last retry, or since one was forgiven.
@@ -222,8 +246,9 @@ class SequenceSession {
   uint64_t wire_id_ = 0;
   NodeId decode_ = 0;
   NodeId prefill_ = 0;
-  bool resumable_ = true;
-  size_t starts_at_ = 0;  // The output position of its first token.
+  bool resumes_ = false;
+  size_t starts_at_ = 0;  // The output position of its first token, ...
+  size_t next_ = 0;       // ... and of the one that it is to tell next.
   bool granted_ = false;
   proto::GrantInfo grant_;
   std::set<NodeId> prefill_refused_;

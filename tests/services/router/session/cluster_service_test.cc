@@ -21,8 +21,10 @@ namespace {
 using ::lynx::testing::IsOk;
 using ::lynx::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 class NoResolver final : public Resolver {
@@ -382,31 +384,98 @@ TEST_F(MixedClassesTest, ExactAnswersGoOnInTheirOwnPairOnly) {
   EXPECT_EQ(Decode(0).reserves(), 1);
 }
 
-// Of two classes, prefill cannot give what was decoded the bits that it had.
-TEST_F(MixedClassesTest, ExactAnswersOfAPairOfTwoClassesCannotGoOn) {
-  for (size_t i : {0, 1, 2}) Prefill(i).set_numeric_class("b");
-  for (size_t i : {0, 1, 2, 3}) Decode(i).set_numeric_class("c");
-  loop_.Advance(absl::Seconds(1));
-  for (const bool lossy : {false, true}) {
-    Client client;
-    ASSERT_THAT(Start(client, 20, 300, 4, absl::InfiniteDuration(),
-                      lossy ? "lynx:alpha=3,beta=3,floor=1" : ""),
-                IsOk());
+// Prefill nodes of class "b" and decode nodes of "c": prefill cannot give what was decoded the bits
+// that it had.
+class UnlikeClassesTest : public MixedClassesTest {
+ protected:
+  UnlikeClassesTest() {
+    for (size_t i : {0, 1, 2}) Prefill(i).set_numeric_class("b");
+    for (size_t i : {0, 1, 2, 3}) Decode(i).set_numeric_class("c");
+    loop_.Advance(absl::Seconds(1));
+  }
+  // Starts an answer of 300 tokens; how many of them it has when its decode node dies.
+  size_t StartAndBreak(Client& client, const std::string& policy = "") {
+    EXPECT_THAT(Start(client, 20, 300, 4, absl::InfiniteDuration(), policy), IsOk());
     loop_.Advance(absl::Milliseconds(100));
-    ASSERT_GT(client.tokens.size(), 3u);
+    EXPECT_GT(client.tokens.size(), 3u);
     for (size_t i : {0, 1, 2, 3}) {
       if (Decode(i).live() == 0) continue;
       Decode(i).Restart();
       Decode(i).SendStatus();
     }
-    loop_.Advance(absl::Seconds(10));
-    ASSERT_TRUE(client.end.has_value());
-    if (lossy) {
-      ExpectAnswer(client, 4, 300);
-    } else {
-      EXPECT_THAT(client.end->status, StatusIs(absl::StatusCode::kUnavailable));
-    }
+    return client.tokens.size();
   }
+  int Given() {
+    int given = 0;
+    for (size_t i : {0, 1, 2}) given += Prefill(i).given();
+    return given;
+  }
+};
+
+TEST_F(UnlikeClassesTest, ExactAnswersAreRepeated) {
+  Client client;
+  const size_t before = StartAndBreak(client);
+  loop_.Advance(absl::Seconds(10));
+  ExpectAnswer(client, 4, 300);
+  EXPECT_THAT(client.resumed_at, ElementsAre(before));
+  EXPECT_EQ(Given(), 0);
+  EXPECT_TRUE(Shows("lynx_router_failovers_total{result=\"resumed\"} 1"));
+  EXPECT_TRUE(Shows("lynx_router_stage_duration_seconds_count{stage=\"prefill\"} 1"))
+      << "that of the first token that the client saw";
+  ExpectNothingHeld();
+}
+
+TEST_F(UnlikeClassesTest, LossyAnswersGoOn) {
+  Client client;
+  const size_t before = StartAndBreak(client, "lynx:alpha=3,beta=3,floor=1");
+  loop_.Advance(absl::Seconds(10));
+  ExpectAnswer(client, 4, 300);
+  EXPECT_THAT(client.resumed_at, ElementsAre(before));
+  EXPECT_EQ(Given(), static_cast<int>(before));
+}
+
+// Neither to the pair of equal classes that a node makes, nor to a node that remaps.
+TEST_F(UnlikeClassesTest, ExactAnswersAreRepeatedInTheirOwnPairOnly) {
+  Client client;
+  const size_t before = StartAndBreak(client);
+  Decode(0).set_numeric_class("b");
+  Decode(1).set_remaps(true);
+  for (size_t i : {2, 3}) Decode(i).set_busy(true);
+  for (size_t i : {0, 1}) Decode(i).SendStatus();
+  const int elsewhere = Decode(0).reserves() + Decode(1).reserves();
+  loop_.Advance(absl::Seconds(10));
+  EXPECT_EQ(client.tokens.size(), before);
+  EXPECT_FALSE(client.end.has_value());
+  Decode(3).set_busy(false);
+  loop_.Advance(absl::Seconds(10));
+  ExpectAnswer(client, 4, 300);
+  EXPECT_EQ(Decode(0).reserves() + Decode(1).reserves(), elsewhere);
+}
+
+TEST_F(UnlikeClassesTest, AnAnswerWhosePairStaysAwayEnds) {
+  Client client;
+  const size_t before = StartAndBreak(client);
+  for (size_t i : {0, 1, 2, 3}) Decode(i).set_numeric_class("b");
+  for (size_t i : {0, 1, 2, 3}) Decode(i).SendStatus();
+  loop_.Advance(options_.session.resume_timeout + absl::Seconds(1));
+  EXPECT_EQ(client.tokens.size(), before);
+  ASSERT_TRUE(client.end.has_value());
+  EXPECT_THAT(client.end->status,
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no nodes of the numeric class")));
+}
+
+TEST_F(UnlikeClassesTest, AnAnswerThatIsNotRepeatedAlikeEnds) {
+  Client client;
+  const size_t before = StartAndBreak(client);
+  for (size_t i : {0, 1, 2, 3}) Decode(i).set_errs(true);
+  loop_.Advance(absl::Seconds(10));
+  EXPECT_EQ(client.tokens.size(), before);
+  EXPECT_THAT(client.resumed_at, IsEmpty());
+  ASSERT_TRUE(client.end.has_value());
+  EXPECT_THAT(client.end->status,
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("gave another answer: token 1 is")));
+  EXPECT_TRUE(Shows("lynx_router_failovers_total{result=\"failed\"} 1"));
+  ExpectNothingHeld();
 }
 
 // Their prompts have the bits of "b" and so has what decode nodes of "b" compute; those of "c"
@@ -962,6 +1031,12 @@ TEST_P(ClusterFuzzTest, EverySequenceEndsOnceAndNothingIsLeft) {
        1 + static_cast<int>(below(3)), /*decode_blocks=*/4 + static_cast<int>(below(12)));
   for (const auto& node : cluster_.nodes()) {  // ... where that is cheaper, or none other is.
     if (local) node->set_row_time(absl::Microseconds(1 + below(100)));
+  }
+  if (seed % 3 == 1) {  // Answers are repeated rather than gone on with.
+    for (const auto& node : cluster_.nodes()) {
+      if (node->role() == proto::ROLE_DECODE) node->set_numeric_class("another");
+    }
+    loop_.Advance(absl::Seconds(1));
   }
 
   const uint64_t lost = below(4), doubled = below(10), late = below(10);  // Percent.

@@ -51,14 +51,17 @@ class FakeNode {
   void set_remaps(bool remaps) { remaps_ = remaps; }
   void set_prompt_rows(int32_t rows) { prompt_rows_ = rows; }  // Of a decode node that takes some.
   void set_refuses_prompts(bool refuses) { refuses_prompts_ = refuses; }
+  void set_errs(bool errs) { errs_ = errs; }  // Decodes what other seeds are answered.
   void SendStatus();
 
+  proto::Role role() const { return role_; }
   uint64_t incarnation() const { return incarnation_; }
   int blocks() const { return blocks_; }
   int free_blocks() const { return free_; }
   size_t live() const { return live_.size(); }
   int reserves() const { return reserves_; }
   int prefills() const { return prefills_; }
+  int given() const { return given_; }  // Tokens of answers that came with prompts.
   int cancels() const { return cancels_; }
   // Priority and tenant that the last Reserve or Prefill told.
   std::pair<int32_t, uint64_t> last_claim() const { return last_claim_; }
@@ -105,10 +108,12 @@ class FakeNode {
   bool remaps_ = false;
   int32_t prompt_rows_ = 0;
   bool refuses_prompts_ = false;
+  bool errs_ = false;
   std::map<uint64_t, Live> live_;
   uint64_t next_grant_ = 1;
   int reserves_ = 0;
   int prefills_ = 0;
+  int given_ = 0;
   int cancels_ = 0;
   std::pair<int32_t, uint64_t> last_claim_ = {};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
@@ -236,6 +241,7 @@ inline void FakeNode::OnReserve(const proto::Reserve& reserve) {
 
 inline void FakeNode::OnPrefill(const proto::Prefill& prefill) {
   ++prefills_;
+  given_ += prefill.output_size();
   last_claim_ = {prefill.priority(), prefill.tenant()};
   const uint64_t id = prefill.sequence();
   if (mute_) return;
@@ -292,7 +298,7 @@ inline void FakeNode::FinishPrefill(uint64_t id, const proto::Prefill& prefill) 
 inline bool FakeNode::Adopt(uint64_t id, const proto::Prefill& prefill) {
   auto it = live_.find(id);
   if (it == live_.end() || it->second.grant != prefill.grant().grant_id()) return false;
-  it->second.seed = prefill.sampling().seed();
+  it->second.seed = prefill.sampling().seed() + (errs_ ? 3 : 0);
   it->second.max_new_tokens = prefill.sampling().max_new_tokens();
   it->second.sent = static_cast<size_t>(prefill.output_size()) + 1;
   if (!stepping_) {

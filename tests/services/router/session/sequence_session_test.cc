@@ -11,6 +11,7 @@
 namespace lynx::router {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -832,19 +833,6 @@ TEST_F(ResumeTest, WaitsForNodesItsOwnTimeAndSaysWhyItEnds) {
             "decode node d:1 died, and no other node went on: no room");
 }
 
-TEST_F(ResumeTest, IsNotTriedWhereTheBitsWouldDiffer) {
-  session_->OnReserveSent(kDecode, kWire, Now(), /*resumable=*/false);
-  Grant();
-  session_->OnPrefillSent(kPrefill, Now());
-  ExpectRetry(session_->OnNodeGone(kDecode, "died", Now()), RetryStage::kHandoff,
-              RetryReason::kNodeGone);  // Nothing was delivered.
-  session_->OnReserveSent(kDecode, kWire, Now(), /*resumable=*/false);
-  Grant();
-  session_->OnPrefillSent(kPrefill, Now());
-  First();
-  ExpectEnd(session_->OnNodeGone(kDecode, "died", Now()), absl::StatusCode::kUnavailable);
-}
-
 TEST_F(ResumeTest, ProgressForgivesRetries) {
   options_.max_retries = 1;
   options_.forgive_tokens = 3;
@@ -884,6 +872,166 @@ TEST_F(ResumeTest, BlamesWhoeverDidNotDoItsPart) {
   Make();
   ToPrefilling();
   EXPECT_EQ(session_->OnNodeGone(kPrefill, "died", Now()).failed, 0u);
+}
+
+// Only decode nodes give the answer's tokens the bits that they had.
+class RepeatTest : public SequenceSessionTest {
+ protected:
+  // The attempt before the first token; nodes are `n` further on.
+  void ToPrefillingAt(NodeId n) {
+    session_->OnReserveSent(kDecode + n, kWire, Now(), /*repeats=*/true);
+    ASSERT_TRUE(Grant(kDecode + n).place_prefill);
+    session_->OnPrefillSent(kPrefill + n, Now());
+  }
+  // Four tokens are delivered.
+  Effects Break() {
+    ToPrefillingAt(0);
+    First();
+    Tokens(1, 3);
+    return session_->OnNodeGone(kDecode, "decode node d:1 died", Now());
+  }
+  Effects FirstAgain(int id = 100) { return First(id, kPrefill + 1, 0); }
+  void ExpectDiffers(const Effects& effects, const std::string& how) {
+    ExpectEnd(effects, absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(effects.end->status.message()),
+                AllOf(HasSubstr("decode node d:1 died"), HasSubstr(how)));
+    EXPECT_THAT(effects.tokens, IsEmpty());
+    EXPECT_FALSE(effects.resumed.has_value());
+    EXPECT_THAT(session_->output(), ElementsAre(100, 101, 102, 103));
+  }
+};
+
+TEST_F(RepeatTest, SwallowsWhatWasDeliveredAndGoesOnBehindIt) {
+  ToPrefillingAt(0);
+  EXPECT_FALSE(session_->repeats()) << "nothing has begun";
+  session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(Break(), RetryStage::kDecode, RetryReason::kNodeGone);
+  EXPECT_TRUE(session_->repeats());
+  EXPECT_EQ(session_->known_tokens(), 3) << "the prompt";
+  EXPECT_THAT(session_->given(), IsEmpty());
+  clock_.Advance(absl::Seconds(3));
+  ToPrefillingAt(1);
+  Effects effects = FirstAgain();
+  EXPECT_FALSE(effects.first.has_value());
+  EXPECT_THAT(effects.tokens, IsEmpty());
+  EXPECT_FALSE(effects.resumed.has_value());
+  EXPECT_THAT(Tokens(1, 2, kDecode + 1), IsEmpty());
+  EXPECT_FALSE(last_.ignored);
+  EXPECT_THAT(Tokens(1, 2, kDecode + 1), IsEmpty());
+  EXPECT_TRUE(last_.ignored) << "a message that came twice";
+  EXPECT_TRUE(session_->broken());
+  EXPECT_EQ(session_->deadline(), Now() + options_.token_timeout);
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_THAT(Tokens(3, 3, kDecode + 1), ElementsAre(104, 105));
+  EXPECT_EQ(last_.resumed, absl::Seconds(5)) << "from the break to something new";
+  EXPECT_FALSE(session_->broken());
+  EXPECT_THAT(Tokens(6, 1, kDecode + 1), ElementsAre(106));
+  EXPECT_FALSE(last_.resumed.has_value()) << "once";
+  ExpectEnd(Say(kDecode + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 8),
+            absl::StatusCode::kOk);
+  EXPECT_THAT(session_->output(), ElementsAre(100, 101, 102, 103, 104, 105, 106));
+}
+
+TEST_F(RepeatTest, TakesTokensInOrderWheneverTheyCome) {
+  Break();
+  ToPrefillingAt(1);
+  EXPECT_THAT(Tokens(4, 1, kDecode + 1), IsEmpty());
+  EXPECT_THAT(Tokens(1, 2, kDecode + 1), IsEmpty());
+  FirstAgain();
+  EXPECT_EQ(session_->deadline(), Now() + options_.gap_timeout) << "token 3 is missing";
+  EXPECT_THAT(Tokens(3, 1, kDecode + 1), ElementsAre(104));
+  EXPECT_EQ(session_->deadline(), Now() + options_.token_timeout);
+}
+
+TEST_F(RepeatTest, ATokenThatIsLostWhileItIsRepeatedIsNamed) {
+  options_.max_retries = 1;
+  Break();
+  ToPrefillingAt(1);
+  FirstAgain();
+  Tokens(2, 1, kDecode + 1);
+  const Effects effects = Late(options_.gap_timeout);
+  ExpectEnd(effects, absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(effects.end->status.message()), HasSubstr("token 1 of"));
+}
+
+TEST_F(RepeatTest, AnotherTokenThanWasDeliveredEndsIt) {
+  Break();
+  ToPrefillingAt(1);
+  Effects effects = FirstAgain(99);
+  ExpectDiffers(effects, "token 0 is now 99");
+  EXPECT_THAT(Cancelled(effects), ElementsAre(kDecode + 1, kPrefill + 1));
+
+  for (const bool held : {false, true}) {
+    SCOPED_TRACE(held);
+    Make();
+    Break();
+    ToPrefillingAt(1);
+    if (!held) FirstAgain();
+    entry_.Clear();
+    entry_.set_position(1);
+    for (int id : {101, 102, 7, 104, 105}) entry_.add_tokens()->set_id(id);
+    effects = session_->OnTokens(kDecode + 1, entry_, Now());
+    if (held) effects = FirstAgain();
+    ExpectDiffers(effects, "token 3 is now 7");
+    EXPECT_EQ(Cancelled(effects).front(), kDecode + 1);
+    EXPECT_THAT(Tokens(4, 1, kDecode + 1), IsEmpty());
+    EXPECT_TRUE(last_.ignored);
+  }
+}
+
+TEST_F(RepeatTest, AnEndBeforeWhatWasDeliveredEndsIt) {
+  Break();
+  ToPrefillingAt(1);
+  FirstAgain();
+  Tokens(1, 2, kDecode + 1);
+  ExpectDiffers(Say(kDecode + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 4),
+                "ends before token 3");
+  Make();
+  Break();
+  ToPrefillingAt(1);
+  session_->OnFirstToken(kPrefill + 1, proto::FirstToken(), Now());
+  ExpectDiffers(Say(kPrefill + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 1),
+                "ends before token 0");
+}
+
+TEST_F(RepeatTest, ALostLastWordIsSaidAgain) {
+  Break();
+  ToPrefillingAt(1);
+  FirstAgain();
+  Tokens(1, 3, kDecode + 1);
+  EXPECT_TRUE(session_->broken()) << "nothing new yet";
+  const Effects effects =
+      Say(kDecode + 1, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 5);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  EXPECT_TRUE(effects.resumed.has_value());
+}
+
+TEST_F(RepeatTest, WhatIsRepeatedIsNoProgress) {
+  options_.max_retries = 2;
+  options_.forgive_tokens = 3;
+  Break();
+  for (NodeId n = 1; n <= 2; ++n) {
+    EXPECT_EQ(session_->retries(), static_cast<int>(n));
+    ToPrefillingAt(n);
+    First(100, kPrefill + n, 0);
+    EXPECT_THAT(Tokens(1, 3, kDecode + n), IsEmpty());
+    clock_.Advance(absl::Seconds(1));
+    const Effects effects = session_->OnNodeGone(kDecode + n, "died too", Now());
+    if (n == 1) {
+      ExpectRetry(effects, RetryStage::kDecode, RetryReason::kNodeGone);
+    } else {
+      ExpectEnd(effects, absl::StatusCode::kUnavailable);
+    }
+  }
+}
+
+// It began with other bits, so that nobody could repeat it.
+TEST_F(RepeatTest, WhatBeganElsewhereIsNotRepeated) {
+  ToDecoding();
+  session_->OnNodeGone(kDecode, "died", Now());
+  ToPrefillingAt(1);
+  EXPECT_FALSE(session_->repeats());
+  EXPECT_THAT(Ids(First(101, kPrefill + 1, 1)), ElementsAre(101));
 }
 
 }  // namespace
