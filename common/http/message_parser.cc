@@ -284,6 +284,13 @@ size_t RequestParser::FeedHeader(std::string_view data) {
     }
     state_ = State::kHeader;
   }
+  // Room for the method and version beside the target.
+  const auto request_line_too_long = [&] {
+    if (line_start_ > 0 || scanned_ <= limits_.max_target_bytes + 64) return false;
+    Fail(414,
+         absl::StrCat("the request target is longer than ", limits_.max_target_bytes, " bytes"));
+    return true;
+  };
   size_t end = 0;  // One past the head once it is complete.
   for (; scanned_ < data.size() && end == 0; ++scanned_) {
     const char c = data[scanned_];
@@ -300,15 +307,11 @@ size_t RequestParser::FeedHeader(std::string_view data) {
       Fail(400, "a header line ends without a carriage return");
       return 0;
     }
+    if (request_line_too_long()) return 0;
     if (scanned_ == line_start_ + 1) end = scanned_ + 1;
     line_start_ = scanned_ + 1;
   }
-  // Room for the method and version beside the target.
-  if (line_start_ == 0 && scanned_ > limits_.max_target_bytes + 64) {
-    Fail(414,
-         absl::StrCat("the request target is longer than ", limits_.max_target_bytes, " bytes"));
-    return 0;
-  }
+  if (request_line_too_long()) return 0;
   if (scanned_ > limits_.max_header_bytes) {
     Fail(431, absl::StrCat("the header is longer than ", limits_.max_header_bytes, " bytes"));
     return 0;

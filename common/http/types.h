@@ -17,7 +17,7 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 std::optional<std::string_view> FindHeader(const Headers& headers, std::string_view name);
 
 // What came after the first '?' is in `query`, still encoded; `path` is percent-decoded, starts
-// with '/' and holds no control characters, but its bytes need not be UTF-8.
+// with '/' or is "*", and holds no control characters, but its bytes need not be UTF-8.
 struct HttpRequest {
   std::string method;  // As sent: methods are case-sensitive.
   std::string path;

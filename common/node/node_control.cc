@@ -78,9 +78,11 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
       it = routers_.emplace(sender, Router{}).first;
       LogInfo("router connected", {{"router", HexId(sender)}});
     }
-    it->second.peer = peer;
-    it->second.last_heard = loop_.Now();
     if (!Follow(sender, envelope.membership())) return;
+    it->second.peer = peer;
+    // No others are a sign that it has this node: a damaged number makes the node deaf for one
+    // timeout, not for ever.
+    if (envelope.membership() == it->second.membership) it->second.last_heard = loop_.Now();
     const auto& sequences = envelope.ping().sequences();
     delegate_.OnRouterAlive(sender, {sequences.data(), static_cast<size_t>(sequences.size())});
     proto::Envelope reply;
@@ -98,9 +100,8 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
   // router learns our incarnation from the next status.
   if (envelope.receiver() != options_.incarnation) return;
   auto it = routers_.find(sender);
-  if (it == routers_.end()) return;
+  if (it == routers_.end() || !Follow(sender, envelope.membership())) return;
   it->second.peer = peer;
-  if (!Follow(sender, envelope.membership())) return;
   switch (envelope.body_case()) {
     case proto::Envelope::kReserve:
     case proto::Envelope::kPrefill:

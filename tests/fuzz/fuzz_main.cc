@@ -5,6 +5,7 @@
 // Every file is tried as it is, then N mutations. Says at its death which one it was: with the same
 // seed, `--first R --runs 1` repeats run R alone.
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -147,7 +148,11 @@ int main(int argc, char** argv) {
     std::cerr << "usage: " << argv[0] << " [--runs N] [--seed S] [--first R] FOLDER_OR_FILE...\n";
     return 2;
   }
-  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(SayRun);
+  if (__sanitizer_set_death_callback != nullptr) {
+    __sanitizer_set_death_callback(SayRun);
+  } else {
+    std::signal(SIGABRT, [](int) { SayRun(); });  // As a failed LYNX_CHECK raises it.
+  }
   if (first == 0) {
     for (const std::string& text : corpus) Try(text);
   }

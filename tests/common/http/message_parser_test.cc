@@ -154,6 +154,7 @@ std::vector<Malformed> Corpus() {
       {"only empty lines", "\r\n\r\n\r\n\r\n\r\n\r\n", 400},
       {"long target", "GET /" + std::string(300, 'a') + " HTTP/1.1\r\nHost: h\r\n\r\n", 414},
       {"target without end", "GET /" + std::string(300, 'a'), 414},
+      {"long target, and no header yet", "GET /" + std::string(300, 'a') + " HTTP/1.1\r\n", 414},
       {"long header", get + "X: " + std::string(3000, 'a'), 431},
       {"long header, complete", get + "X: " + std::string(3000, 'a') + "\r\n\r\n", 431},
       {"many fields",

@@ -216,6 +216,21 @@ TEST_F(NodeControlTest, ARouterThatBeginsAnewHasGivenUpWhatItHad) {
   EXPECT_THAT(delegate_.lost, ElementsAre(1, 1));
 }
 
+// A membership that the router never had, as a damaged message may say, costs one timeout.
+TEST_F(NodeControlTest, ARouterIsFollowedAgainAfterAMembershipThatItNeverHad) {
+  channel_.Deliver(9, Of(5, Ping(1)));
+  channel_.Deliver(9, Of(900, CancelFrom(1, kNode)));
+  EXPECT_THAT(delegate_.lost, ElementsAre(1));
+  for (int second = 0; second < 6; ++second) {
+    loop_.Advance(absl::Seconds(1));
+    channel_.Deliver(9, Of(5, Ping(1)));
+    channel_.Deliver(9, Ping(1));  // Took the node for gone and asks who is there.
+  }
+  EXPECT_THAT(delegate_.lost, ElementsAre(1, 1));
+  channel_.Deliver(9, Of(5, CancelFrom(1, kNode)));
+  EXPECT_THAT(delegate_.requests, SizeIs(2)) << "it is served again";
+}
+
 TEST_F(NodeControlTest, MoreRoutersThanTheBoundAreNotTakenIn) {
   channel_.Deliver(1, Ping(1));
   channel_.Deliver(2, Ping(2));
