@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/collective/missing_ranks.h"
 #include "kernels/cuda/cuda_status.h"
@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
 }
 
 absl::Status NcclCommunicator::Start(collective::Rendezvous& rendezvous) {
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const absl::Time deadline = SteadyClock::Instance().Now() + options_.connect_timeout;
   LYNX_RETURN_IF_ERROR(
       CudaStatus(cudaSetDevice(options_.device), absl::StrCat("taking GPU ", options_.device)));
   LYNX_RETURN_IF_ERROR(
@@ -83,7 +83,8 @@ absl::Status NcclCommunicator::Start(collective::Rendezvous& rendezvous) {
     LYNX_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), nullptr, "making an id"));
     LYNX_RETURN_IF_ERROR(rendezvous.Put(kIdKey, std::string(id.internal, sizeof id.internal)));
   } else {
-    const absl::StatusOr<std::string> text = rendezvous.Get(kIdKey, deadline - absl::Now());
+    const absl::StatusOr<std::string> text =
+        rendezvous.Get(kIdKey, deadline - SteadyClock::Instance().Now());
     if (absl::IsDeadlineExceeded(text.status())) return TooLate(size(), rendezvous);
     LYNX_RETURN_IF_ERROR(text.status());
     if (text->size() != sizeof id.internal) {
@@ -102,7 +103,7 @@ absl::Status NcclCommunicator::Start(collective::Rendezvous& rendezvous) {
 
 absl::Status NcclCommunicator::StillWaiting(absl::Time deadline) const {
   if (interrupted_) return absl::AbortedError("interrupted");
-  if (absl::Now() >= deadline) {
+  if (SteadyClock::Instance().Now() >= deadline) {
     return absl::DeadlineExceededError(
         "ranks that did not take part in time: NCCL does not know which");
   }
@@ -137,7 +138,7 @@ absl::Status NcclCommunicator::WaitForStream(absl::Time deadline) {
 absl::Status NcclCommunicator::EnqueueExchange(const std::byte* out, std::span<const Part> to,
                                                std::byte* in, std::span<const Part> from,
                                                cudaStream_t stream) {
-  const absl::Time deadline = absl::Now() + options_.timeout;
+  const absl::Time deadline = SteadyClock::Instance().Now() + options_.timeout;
   LYNX_RETURN_IF_ERROR(NcclStatus(ncclGroupStart(), comm_, "beginning a group"));
   ncclResult_t result = ncclSuccess;
   const auto keep = [&](ncclResult_t one) {
@@ -174,7 +175,7 @@ absl::Status NcclCommunicator::Exchange(std::span<const std::byte> out, std::spa
 absl::Status NcclCommunicator::ExchangeByDevice(std::span<const std::byte> out,
                                                 std::span<const Part> to, std::span<std::byte> in,
                                                 std::span<const Part> from) {
-  const absl::Time deadline = absl::Now() + options_.timeout;
+  const absl::Time deadline = SteadyClock::Instance().Now() + options_.timeout;
   LYNX_RETURN_IF_ERROR(
       CudaStatus(cudaSetDevice(options_.device), absl::StrCat("taking GPU ", options_.device)));
   LYNX_RETURN_IF_ERROR(out_.Reserve(out.size()));

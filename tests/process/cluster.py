@@ -119,13 +119,15 @@ class Cluster:
     """One router with its nodes."""
 
     def __init__(self, folder, prefill=1, decode=1, model=MODEL, node_flags=(), decode_flags=(), router_flags=(),
-                 own_flags=None):
-        """`own_flags`: of single nodes, by name."""
+                 own_flags=None, places=None):
+        """Of single nodes, by name: `own_flags`, and `places`, which are (address, command that becomes the program
+        there, environment)."""
         self.folder = pathlib.Path(folder)
         self.model = model
         self.node_flags = list(node_flags)
         self.decode_flags = list(decode_flags)
         self.own_flags = own_flags or {}
+        self.places = places or {}
         self.nodes = {}
         for role, count in (("decode", decode), ("prefill", prefill)):
             for i in range(count):
@@ -143,12 +145,13 @@ class Cluster:
     def of_role(self, role):
         return [node for name, node in sorted(self.nodes.items()) if name.startswith(role)]
 
-    def start_node(self, name, control="127.0.0.1:0"):
+    def start_node(self, name, control=None):
         role = name.split("-")[0]
+        address, within, env = self.places.get(name, ("127.0.0.1", (), None))
         self.nodes[name] = Process(
             self.folder, name, "lynx-" + role, "--model", self.model,
-            "--control", control, "--http", "127.0.0.1:0", "--threads", 1, *self.node_flags,
-            *(self.decode_flags if role == "decode" else ()), *self.own_flags.get(name, ()))
+            "--control", control or f"{address}:0", "--http", f"{address}:0", "--threads", 1, *self.node_flags,
+            *(self.decode_flags if role == "decode" else ()), *self.own_flags.get(name, ()), within=within, env=env)
         return self.nodes[name]
 
     def restart_node(self, name):

@@ -11,68 +11,12 @@ import threading
 
 import pytest
 
+import namespaces
 from cluster import MODEL, Process, fetch, parse_metrics, running_cluster, wait_for
 from test_ranks import GONE_WITHIN, NAME, answers, stands_still
 
-HOSTS = 5
 
-
-def ip(*arguments):
-    return subprocess.run(["ip", *map(str, arguments)], capture_output=True, text=True)
-
-
-class Hosts:
-    """Namespaces on one bridge, which this process reaches, too."""
-
-    def __init__(self, count=HOSTS):
-        self.count = count
-        # Short: names of interfaces have at most 15 letters.
-        self.tag = f"lx{os.getpid() % 100000}"
-        self.net = f"10.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
-
-    def start(self):
-        def must(*arguments):
-            done = ip(*arguments)
-            if done.returncode != 0:
-                raise OSError(f"ip {' '.join(map(str, arguments))}: {done.stderr.strip()}")
-
-        must("link", "add", self.tag, "type", "bridge")
-        must("addr", "add", f"{self.net}.1/24", "dev", self.tag)
-        must("link", "set", self.tag, "up")
-        for host in range(self.count):
-            name = self.name(host)
-            must("netns", "add", name)
-            must("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            must("link", "set", name, "master", self.tag, "up")
-            must("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            must("-n", name, "link", "set", "eth0", "up")
-            must("-n", name, "link", "set", "lo", "up")
-
-        def reached():
-            return all(subprocess.run(["ip", "netns", "exec", self.name(a), "bash", "-c",
-                                       f"exec 3<>/dev/udp/{self.address(b)}/9 && echo >&3"]).returncode == 0
-                       for a in range(self.count) for b in range(self.count) if a != b)
-
-        wait_for(reached, 10, "network of namespaces")  # What UCX finds down when it begins it never uses.
-
-    def stop(self):
-        for host in range(self.count):
-            ip("netns", "del", self.name(host))
-            ip("link", "del", self.name(host))
-        ip("link", "del", self.tag)
-
-    def name(self, host):
-        return f"{self.tag}-{host}"
-
-    def address(self, host):
-        return f"{self.net}.{host + 2}"
-
-    def cut(self, host):
-        assert ip("link", "set", self.name(host), "down").returncode == 0
-
-    def mend(self, host):
-        assert ip("link", "set", self.name(host), "up").returncode == 0
-
+class RankHosts(namespaces.Hosts):
     def pages(self, host):
         """Where the rank on that host serves its metrics."""
         return f"http://{self.address(host)}:9400/metrics"
@@ -82,7 +26,7 @@ class Hosts:
         return [Process(pathlib.Path(folder), f"{role}-rank-{rank}", f"lynx-{role}", "--model", MODEL, "--threads", 1,
                         "--control", f"{self.address(host)}:0", "--http", f"{self.address(host)}:9400",
                         "--tp", len(on), "--world", len(on), "--rank", rank, "--leader",
-                        f"{self.address(on[0])}:9201", *flags, within=("ip", "netns", "exec", self.name(host)))
+                        f"{self.address(on[0])}:9201", *flags, within=self.within(host))
                 for rank, host in enumerate(on)]
 
     @contextlib.contextmanager
@@ -102,14 +46,8 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def hosts():
-    made = Hosts()
-    try:
-        made.start()
-        yield made
-    except OSError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    finally:
-        made.stop()
+    with namespaces.made(RankHosts(5)) as all_hosts:
+        yield all_hosts
 
 
 def end(*processes):

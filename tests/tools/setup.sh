@@ -15,7 +15,7 @@ LYNX_BUILD_PACKAGES=(
   prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libboost1.81-dev
   libgloo-dev libssl-dev libpcre2-dev libicu-dev libxxhash-dev libgtest-dev libgmock-dev
 )
-LYNX_TEST_PACKAGES=(python3-venv prometheus haproxy nginx-light procps gnuplot-nox ucx-utils)
+LYNX_TEST_PACKAGES=(python3-venv prometheus haproxy nginx-light procps gnuplot-nox ucx-utils iproute2 nftables libfaketime)
 
 lynx_install() {
   local wanted=("${LYNX_BUILD_PACKAGES[@]}") missing=() package
