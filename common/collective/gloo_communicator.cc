@@ -21,6 +21,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/status_macros.h"
 #include "common/collective/missing_ranks.h"
@@ -36,13 +37,16 @@ using SteadyClock = std::chrono::steady_clock;
 class GlooStore final : public gloo::rendezvous::Store {
  public:
   GlooStore(Rendezvous& rendezvous, int size, absl::Duration timeout)
-      : rendezvous_(rendezvous), size_(size), deadline_(absl::Now() + timeout) {}
+      : rendezvous_(rendezvous),
+        size_(size),
+        deadline_(lynx::SteadyClock::Instance().Now() + timeout) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
     Keep(rendezvous_.Put(Key(key), std::string(data.begin(), data.end())));
   }
   std::vector<char> get(const std::string& key) override {
-    const absl::StatusOr<std::string> value = rendezvous_.Get(Key(key), deadline_ - absl::Now());
+    const absl::StatusOr<std::string> value =
+        rendezvous_.Get(Key(key), deadline_ - lynx::SteadyClock::Instance().Now());
     Keep(absl::IsDeadlineExceeded(value.status())
              ? absl::DeadlineExceededError(
                    // As Gloo names them.

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/collective/frame_socket.h"
@@ -172,12 +172,13 @@ class RankGroup::Impl final : public Rendezvous {
   }
 
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    const absl::Time deadline = absl::Now() + timeout;
+    const Clock& clock = lynx::SteadyClock::Instance();
+    const absl::Time deadline = clock.Now() + timeout;
     for (;;) {
       LYNX_RETURN_IF_ERROR(failure());
-      const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+      const absl::Duration left = std::max(deadline - clock.Now(), absl::ZeroDuration());
       absl::StatusOr<std::string> value = values_.Get(key, std::min(left, absl::Milliseconds(100)));
-      if (!absl::IsDeadlineExceeded(value.status()) || absl::Now() >= deadline) return value;
+      if (!absl::IsDeadlineExceeded(value.status()) || clock.Now() >= deadline) return value;
     }
   }
 
