@@ -21,6 +21,10 @@ namespace {
 // A bound for on_lost, which ends the process or returns at once.
 constexpr auto kTellTime = std::chrono::seconds(5);
 
+// That a rank is lost is heard at once where its process has ended; of one that stands still the
+// calls of the others wait as well.
+constexpr auto kHearTime = std::chrono::milliseconds(500);
+
 constexpr char kIncarnationKey[] = "incarnation";
 
 // What a rank that has loaded tells rank 0.
@@ -122,8 +126,15 @@ void NodeRanks::OnLost(const absl::Status& why) {
 }
 
 void NodeRanks::Fail(const absl::Status& why) {
+  // A connection between ranks has broken, as those of ranks do that have ended over the loss of a
+  // third one. Which one that is the group hears by itself.
+  if (absl::IsUnavailable(why)) AwaitTold(kHearTime);
   group_->Fail(why);
-  const auto deadline = std::chrono::steady_clock::now() + kTellTime;
+  AwaitTold(kTellTime);
+}
+
+void NodeRanks::AwaitTold(std::chrono::steady_clock::duration longest) {
+  const auto deadline = std::chrono::steady_clock::now() + longest;
   MutexLock lock(mu_);
   while (!told_ && told_changed_.WaitUntil(mu_, deadline)) {
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -96,6 +97,8 @@ class NodeRanks final : public RankChannel {
   // Ends the node. Returns once on_lost has: where that ends the process nobody learns of a step
   // that failed, and routers of nothing but the end.
   void Fail(const absl::Status& why) LYNX_EXCLUDES(mu_);
+  // Until on_lost has returned.
+  void AwaitTold(std::chrono::steady_clock::duration longest) LYNX_EXCLUDES(mu_);
 
   // Replicas need not meet at the end of a step, but what is told after it, as who has a block
   // then, is to find nothing of it under way.

@@ -46,16 +46,23 @@ model::RunnerOptions RunnerOptions() {
 // Fails in its nth step, before it says anything to the other ranks.
 class FailingRunner final : public testing::WrappedModelRunner {
  public:
-  FailingRunner(std::unique_ptr<model::ModelRunner> inner, int32_t from)
-      : WrappedModelRunner(std::move(inner)), from_(from) {}
+  // `broken`: its connections to the others are the first to go; null: they stay.
+  FailingRunner(std::unique_ptr<model::ModelRunner> inner, int32_t from,
+                collective::Communicator* broken)
+      : WrappedModelRunner(std::move(inner)), from_(from), broken_(broken) {}
   absl::Status Step(std::span<const model::SequenceRows> batch,
                     model::StepObserver* observer) override {
-    if (++steps_ >= from_) return absl::InternalError("a kernel failed");
-    return model_->Step(batch, observer);
+    if (++steps_ < from_) return model_->Step(batch, observer);
+    if (broken_ != nullptr) {
+      broken_->Abort(absl::InternalError("a kernel failed"));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // The others have noticed.
+    }
+    return absl::InternalError("a kernel failed");
   }
 
  private:
   const int32_t from_;
+  collective::Communicator* const broken_;
   int32_t steps_ = 0;
 };
 
@@ -64,6 +71,7 @@ class TestNode {
   struct Changes {
     int32_t kv_blocks_of_last = kBlocks;
     int32_t last_fails_from = 1 << 30;  // In this step.
+    bool connections_first = false;     // Those of the last, which break before it fails.
     int32_t spare = 0;
     PlacementOptions placement = {};
     std::string model_of_last = {};
@@ -139,7 +147,8 @@ class TestNode {
     if (!changes.model_of_last.empty()) options.model_dir = changes.model_of_last;
     auto own = model::ModelRunner::Load(options);
     if (!own.ok()) return own.status();
-    FailingRunner runner(*std::move(own), changes.last_fails_from);
+    FailingRunner runner(*std::move(own), changes.last_fails_from,
+                         changes.connections_first ? (*ranks)->communicator() : nullptr);
     return (*ranks)->Follow(runner, /*address=*/"", nullptr, nullptr);
   }
 
@@ -319,6 +328,21 @@ TEST(NodeRanksTest, RanksThatDifferAreRefusedNamingBoth) {
   EXPECT_THAT(memory.status(), StatusIs(absl::StatusCode::kFailedPrecondition,
                                         HasSubstr("rank 1 has 9, rank 0 has 8")));
   EXPECT_THAT(memory.End()[1], StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+// As when it is killed, and the step of another rank fails before anybody's group has heard of it.
+TEST(NodeRanksTest, WhoEndsOverALostRankIsNotTakenForIt) {
+  for (int round = 0; round < 3; ++round) {
+    TestNode node(4, 2, {.last_fails_from = 2, .connections_first = true});
+    ASSERT_THAT(node.status(), IsOk());
+    EXPECT_THAT(Prefill(node.runner()), IsOk());
+    EXPECT_THAT(Prefill(node.runner()), Not(IsOk()));
+    for (const size_t rank : {0, 1, 2}) {
+      EXPECT_THAT(node.WhyLost(rank),
+                  StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 3 has ended: ")))
+          << "rank " << rank;
+    }
+  }
 }
 
 TEST(NodeRanksTest, ALostRankEndsTheNode) {
