@@ -17,6 +17,12 @@ struct Running {
   size_t index;
 };
 
+// What a step has left of a replica.
+struct Budget {
+  int32_t rows;
+  int32_t logits;
+};
+
 class Generation {
  public:
   Generation(Engine& engine, const GenerateOptions& options, GenerateCounts& counts)
@@ -27,8 +33,7 @@ class Generation {
     while (next_ < sequences_.size() || !running_.empty()) {
       while (next_ < sequences_.size() &&
              running_.size() < static_cast<size_t>(options_.max_sequences)) {
-        running_.push_back({sequences_[next_].get(), next_});
-        ++next_;
+        Start(next_++);
       }
       LYNX_RETURN_IF_ERROR(PlanStep());
       ++counts_.steps;
@@ -55,38 +60,53 @@ class Generation {
     return absl::OkStatus();
   }
 
+  // On the replica with the fewest.
+  void Start(size_t index) {
+    std::vector<int32_t> running(static_cast<size_t>(engine_.options().replicas));
+    for (const Running& other : running_) ++running[static_cast<size_t>(other.sequence->replica())];
+    Sequence& sequence = *sequences_[index];
+    sequence.PlaceOn(static_cast<int32_t>(std::ranges::min_element(running) - running.begin()));
+    running_.push_back({&sequence, index});
+  }
+
   // Fills items_ from running_, oldest first, within the step's budgets; preempts from the young
-  // end when blocks run out. At least one item, or an error.
+  // end when the blocks of a replica run out. At least one item, or an error.
   absl::Status PlanStep() {
     items_.clear();
     item_running_.clear();
-    int32_t rows_left = engine_.options().max_step_rows;
-    int32_t logits_left = engine_.options().max_step_logits;
+    const Budget whole = {engine_.options().max_step_rows, engine_.options().max_step_logits};
+    std::vector<Budget> budgets(static_cast<size_t>(engine_.options().replicas), whole);
     for (size_t i = 0; i < running_.size(); ++i) {
       Sequence& sequence = *running_[i].sequence;
+      Budget& budget = budgets[static_cast<size_t>(sequence.replica())];
       const int32_t chunk = Engine::LargestChunk(
-          sequence, std::min(rows_left, options_.max_chunk_tokens), logits_left);
+          sequence, std::min(budget.rows, options_.max_chunk_tokens), budget.logits);
       if (chunk == 0) continue;
+      kv::BlockPool& pool = engine_.pool(sequence.replica());
       const int64_t tokens = int64_t{sequence.computed_tokens()} + chunk;
-      absl::Status status = sequence.EnsureBlocks(engine_.pool(), tokens);
+      absl::Status status = sequence.EnsureBlocks(pool, tokens);
       while (absl::IsResourceExhausted(status) && PreemptYoungest(i)) {
-        status = sequence.EnsureBlocks(engine_.pool(), tokens);
+        status = sequence.EnsureBlocks(pool, tokens);
       }
-      if (absl::IsResourceExhausted(status) && !items_.empty()) break;
+      if (absl::IsResourceExhausted(status) && budget.rows < whole.rows) {
+        budget.rows = 0;  // Nor any younger one.
+        continue;
+      }
       LYNX_RETURN_IF_ERROR(status);
       items_.push_back({&sequence, chunk});
       item_running_.push_back(i);
-      rows_left -= chunk;
-      logits_left -= Engine::LogitsRows(items_.back());
+      budget.rows -= chunk;
+      budget.logits -= Engine::LogitsRows(items_.back());
     }
     LYNX_CHECK(!items_.empty());
     return absl::OkStatus();
   }
 
-  // Only sequences younger than `keep`, so that the oldest always advances.
+  // Only sequences younger than `keep`, so that the oldest of each replica always advances.
   bool PreemptYoungest(size_t keep) {
     for (size_t i = running_.size(); i-- > keep + 1;) {
       if (running_[i].sequence->blocks().empty()) continue;
+      if (running_[i].sequence->replica() != running_[keep].sequence->replica()) continue;
       running_[i].sequence->Preempt();
       ++counts_.preemptions;
       return true;

@@ -37,15 +37,16 @@ struct GenerateCounts {
 };
 
 // Runs requests to their end on one engine: chunked prompts and continuous batching, first come,
-// first served. When blocks run out the sequence that started last is preempted and recomputed.
+// first served, on the attention replica that has the fewest. When the blocks of one run out the
+// sequence that started last there is preempted and recomputed.
 //
 // This is the whole of generation without a cluster: what a cluster's answers are compared with,
 // and what benches and tools use.
 //
 //   InvalidArgument, OutOfRange  of a request, from Sequence::Create; names its index.
-//   OutOfRange                   a request alone needs more blocks than the pool has.
+//   OutOfRange                   a request alone needs more blocks than a replica has.
 //   other errors                 of Engine::Step.
-// The pool is as full after as before, on errors too. One thread.
+// Pools are as full after as before, on errors too. One thread.
 absl::StatusOr<std::vector<GenerateResult>> Generate(Engine& engine,
                                                      std::span<const GenerateRequest> requests,
                                                      const GenerateOptions& options,

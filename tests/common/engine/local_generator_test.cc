@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_model_runner.h"
+#include "tests/support/replicas_runner.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::engine {
@@ -15,6 +16,7 @@ namespace {
 
 using ::lynx::testing::FakeModelRunner;
 using ::lynx::testing::IsOk;
+using ::lynx::testing::ReplicasRunner;
 using ::lynx::testing::StatusIs;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -177,6 +179,61 @@ TEST(GenerateTest, WhatWindowsHavePassedIsNotMissed) {
       }
     }
   }
+}
+
+std::unique_ptr<Engine> NewReplicas(int32_t replicas, int32_t kv_blocks) {
+  std::vector<std::unique_ptr<model::ModelRunner>> runners;
+  while (std::ssize(runners) < replicas) {
+    runners.push_back(std::make_unique<FakeModelRunner>(
+        FakeModelRunner::Options{.vocab_size = kVocab, .kv_blocks = kv_blocks}));
+  }
+  return std::make_unique<Engine>(
+      std::make_unique<ReplicasRunner>(std::move(runners)),
+      EngineOptions{
+          .vocab_size = kVocab, .max_step_rows = 64, .max_step_logits = 16, .replicas = replicas});
+}
+
+TEST(GenerateTest, ReplicasShareRequestsAndGiveTheSameAnswers) {
+  for (uint32_t seed : {1u, 2u, 3u}) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const std::vector<GenerateRequest> requests = MixedRequests(24, seed);
+    auto roomy = NewEngine(/*kv_blocks=*/128);
+    const auto alone = Generate(*roomy, requests, kAlone);
+    ASSERT_THAT(alone, IsOk());
+    for (int32_t replicas : {2, 3}) {
+      for (int32_t kv_blocks : {9, 128}) {
+        SCOPED_TRACE(::testing::Message() << replicas << " replicas, blocks " << kv_blocks);
+        auto engine = NewReplicas(replicas, kv_blocks);
+        GenerateCounts counts;
+        const auto got = Generate(
+            *engine, requests,
+            {.max_context_tokens = 128, .max_chunk_tokens = 16, .max_sequences = 12}, &counts);
+        ASSERT_THAT(got, IsOk());
+        ExpectEqual(*got, *alone);
+        for (int32_t i = 0; i < replicas; ++i) {
+          EXPECT_EQ(engine->pool(i).free_blocks(), kv_blocks) << "replica " << i;
+        }
+        EXPECT_EQ(counts.preemptions > 0, kv_blocks == 9);
+      }
+    }
+  }
+}
+
+// Both prompts fill a step and both answers a pool, so that one replica would take turns.
+TEST(GenerateTest, EachReplicaHasStepsAndBlocksOfItsOwn) {
+  std::vector<GenerateRequest> requests(2);
+  for (GenerateRequest& request : requests) {
+    request.prompt.assign(64, 5);
+    request.params = {.temperature = 0, .max_new_tokens = 48};
+  }
+  auto engine = NewReplicas(/*replicas=*/2, /*kv_blocks=*/7);
+  GenerateCounts counts;
+  const auto got =
+      Generate(*engine, requests,
+               {.max_context_tokens = 128, .max_chunk_tokens = 64, .max_sequences = 2}, &counts);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(counts.steps, 48);
+  EXPECT_EQ(counts.preemptions, 0);
 }
 
 // A node that dies after any token: another one goes on from prompt and output.
