@@ -40,6 +40,7 @@ class ExchangeCommunicator::Members final : public ExchangeCommunicator {
       to_[member] = to[i];
       from_[member] = from[i];
     }
+    group_.CountSent(to_);
     absl::Status status = group_.ExchangeAmong(members_, out, to_, in, from_);
     if (status.ok()) return status;
     group_.Abort(std::move(status));
@@ -73,10 +74,19 @@ absl::Status ExchangeCommunicator::Run(std::span<const std::byte> out, std::span
     std::memcpy(copy, out.data() + mine.offset, mine.bytes);
   }
   if (size_ == 1) return absl::OkStatus();
+  CountSent(to);
   absl::Status status = Exchange(out, to, in, from);
   if (status.ok()) return status;
   Abort(std::move(status));
   return failure();
+}
+
+void ExchangeCommunicator::CountSent(std::span<const Part> to) {
+  int64_t bytes = 0;
+  for (size_t r = 0; r < to.size(); ++r) {
+    if (static_cast<int>(r) != rank_) bytes += static_cast<int64_t>(to[r].bytes);
+  }
+  sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 absl::Status ExchangeCommunicator::failure() const {

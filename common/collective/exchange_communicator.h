@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +34,9 @@ class ExchangeCommunicator : public Communicator {
   std::unique_ptr<Communicator> Subgroup(std::vector<int> members) final;
   void Abort(absl::Status why) final LYNX_EXCLUDES(mu_);
 
+  // What this rank has sent others so far, calls of its subgroups among it. Any thread.
+  int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+
  protected:
   ExchangeCommunicator(int rank, int size);
 
@@ -62,6 +67,7 @@ class ExchangeCommunicator : public Communicator {
   class Members;
   absl::Status Run(std::span<const std::byte> out, std::span<const Part> to,
                    std::span<std::byte> in, std::span<const Part> from);
+  void CountSent(std::span<const Part> to);
   template <typename T>
   absl::Status Sum(std::span<T> values, std::vector<T>& scratch);
   // Sends each rank its part of `values`, and adds up in `mine` those that come, which are as long.
@@ -75,6 +81,7 @@ class ExchangeCommunicator : public Communicator {
   const int size_;
   std::vector<float> scratch_;  // One part of each rank.
   std::vector<double> wide_scratch_;
+  std::atomic<int64_t> sent_bytes_{0};
   mutable Mutex mu_;
   absl::Status failure_ LYNX_GUARDED_BY(mu_);
 };

@@ -733,10 +733,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOpt
                                                                  std::string_view identity) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_RETURN_IF_ERROR(CheckSpec(spec));
-  if (options.layout.ep_spare > 0) {
-    return absl::UnimplementedError(
-        "spare slots: experts that move are read from files, and these weights are in memory");
-  }
   return Make(options, std::move(spec), tensors, identity, nullptr);
 }
 

@@ -129,7 +129,8 @@ class ModelRunner {
 
   // The same for weights that are in memory already, under the names of the family of `spec`, as
   // synthetic ones are. They are copied. `identity` stands for them in the compatibility hash:
-  // other weights, other identity. Fails as Load() does.
+  // other weights, other identity. Experts do not move, having no files to be read from: spare
+  // slots keep what they start with. Fails as Load() does.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const RunnerOptions& options,
                                                              ModelSpec spec,
                                                              const TensorMap& tensors,
@@ -149,7 +150,7 @@ class ModelRunner {
   virtual std::span<const float> logits() const = 0;
   virtual const StepStats& stats() const = 0;
 
-  // Null where experts stay with their ranks: without spare slots in the layout.
+  // Null where experts stay with their ranks: without spare slots in the layout, or of Create().
   virtual ExpertMover* expert_mover() { return nullptr; }
 
   virtual const ModelSpec& spec() const = 0;

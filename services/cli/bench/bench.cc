@@ -5,6 +5,7 @@
 #include "services/cli/bench/memory_bench.h"
 #include "services/cli/bench/model_bench.h"
 #include "services/cli/bench/planner_bench.h"
+#include "services/cli/bench/ranks_bench.h"
 #include "services/cli/bench/router/echo_server.h"
 #include "services/cli/bench/router/router_bench.h"
 #include "services/cli/bench/transfer/transfer_bench.h"
@@ -22,6 +23,7 @@ constexpr struct {
     {"decode", RunModelBench, "decode steps of a model, or of a model's shape"},
     {"prefill", RunModelBench, "prompts of a model, or of a model's shape"},
     {"planner", RunPlannerBench, "expert assignment of one layer"},
+    {"ranks", RunRanksBench, "decode steps of several ranks, in both forms of expert parallelism"},
     {"transfer", RunTransferBench, "hand-off of KV to another process"},
     {"router", RunRouterBench, "streams through a router with stub nodes"},
     // Started by those two.

@@ -175,6 +175,32 @@ TEST_P(LostRankTest, WhatIsDoneStaysDone) {
 
 INSTANTIATE_TEST_SUITE_P(Many, LostRankTest, ::testing::ValuesIn(kMany), CaseName);
 
+TEST(ExchangeCommunicatorTest, CountsWhatEachRankSendsTheOthers) {
+  for (const auto& make : {&ThreadCommunicator::MakeGroup, &MakeGloo}) {
+    const Group group = make(3, absl::Seconds(60));
+    OnEachRank(3, [&](int rank) {
+      auto& ranks = dynamic_cast<ExchangeCommunicator&>(*group[static_cast<size_t>(rank)]);
+      std::vector<float> few(10);
+      ASSERT_THAT(ranks.AllReduceSum(few), IsOk());
+      int64_t sent = 2 * 40;  // All of it to both.
+      EXPECT_EQ(ranks.sent_bytes(), sent);
+      std::vector<float> many(30'000);
+      ASSERT_THAT(ranks.AllReduceSum(many), IsOk());
+      sent += 2 * 2 * 40'000;  // Of each a third, and the sum of this rank's third.
+      EXPECT_EQ(ranks.sent_bytes(), sent);
+      if (rank == 1) return;
+      std::vector<std::byte> to(10);
+      std::vector<std::byte> from(10);
+      const std::vector<int64_t> bytes = {3, 7};
+      std::vector<int64_t> received = {rank == 0 ? 3 : 7, rank == 0 ? 3 : 7};
+      from.resize(static_cast<size_t>(received[0] + received[1]));
+      ASSERT_THAT(ranks.Subgroup({0, 2})->AllToAll(to, bytes, from, received), IsOk());
+      sent += rank == 0 ? 7 : 3;
+      EXPECT_EQ(ranks.sent_bytes(), sent);
+    });
+  }
+}
+
 TEST(ThreadCommunicatorTest, SizesThatDisagreeAreNamed) {
   Group group = ThreadCommunicator::MakeGroup(2, absl::Seconds(60));
   std::vector<absl::Status> status(2);

@@ -16,6 +16,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+constexpr int64_t kHidden = 192;  // Of models/lynx-tiny-moe.
+
 struct Outcome {
   int status;
   std::string out;
@@ -264,6 +266,65 @@ TEST(BenchPlannerTest, CountsExpertsOfTheFullestRankByPlacement) {
   }
   EXPECT_EQ(json["placements"][0]["by_tokens"], json["placements"][0]["split"]) << "no copies";
   EXPECT_LT(json["placements"][1]["by_activity"], json["placements"][0]["by_activity"]);
+}
+
+TEST(BenchRanksTest, FormsOfExpertParallelismTakeTurnsOnTheSameRouting) {
+  const std::vector<std::string> arguments = {
+      "ranks",       "--shape=models/lynx-tiny-moe/config.json",
+      "--ep=2",      "--layers=2",
+      "--batch=1,4", "--context=20",
+      "--steps=2",   "--rounds=2"};
+  std::vector<std::string> as_json = arguments;
+  as_json.push_back("--json");
+  const Outcome outcome = Bench(as_json);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(json["results"].size(), 6u);
+  for (size_t i = 0; i < 6; i += 3) {
+    const auto& sum = json["results"][i];
+    const auto& wide = json["results"][i + 1];
+    const auto& all_to_all = json["results"][i + 2];
+    EXPECT_EQ(sum["form"], "sum");
+    EXPECT_EQ(wide["form"], "order-free sum");
+    EXPECT_EQ(all_to_all["form"], "all-to-all");
+    const int64_t batch = sum["batch"];
+    EXPECT_EQ(batch, i == 0 ? 1 : 4);
+    // Each rank's part to the other: embeddings, and of each layer the sums behind attention and
+    // behind the experts, with a value that says whether to go on.
+    const int64_t values = batch * kHidden;
+    EXPECT_EQ(double{sum["kib_sent"]} * 1024, 4 * values + 2 * 2 * 4 * (values + 1));
+    EXPECT_EQ(double{wide["kib_sent"]} * 1024, 4 * values + 2 * (4 + 8) * (values + 1));
+    EXPECT_GT(all_to_all["kib_sent"], 0);
+    EXPECT_LT(all_to_all["kib_sent"], sum["kib_sent"]);
+    EXPECT_EQ(sum["ratio"], 1);
+    EXPECT_EQ(all_to_all["experts"], sum["experts"]);
+    EXPECT_LE(wide["experts"], sum["experts"]) << "a choice among copies";
+    EXPECT_GE(sum["experts"], 4) << "half of the top-8 of one row, at the least";
+    for (const auto& row : {sum, wide, all_to_all}) {
+      EXPECT_GT(row["step_ms"], 0);
+      EXPECT_GT(row["exchange_ms"], 0);
+      EXPECT_GT(row["collective_share"], 0);
+      EXPECT_LT(row["collective_share"], 1);
+    }
+  }
+  EXPECT_THAT(Bench(arguments).out,
+              AllOf(HasSubstr("lynx-tiny-moe/config.json, 2 layers"), HasSubstr("all-to-all")));
+}
+
+TEST(BenchRanksTest, WhatDoesNotFitIsNamed) {
+  const auto refused = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"ranks"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = Bench(arguments);
+    EXPECT_EQ(outcome.status, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refused({"--ep=1"}), HasSubstr("--ep"));
+  EXPECT_THAT(refused({"--ep=3"}), HasSubstr("3"));
+  EXPECT_THAT(refused({"--batch=0"}), HasSubstr("--batch"));
+  EXPECT_THAT(refused({"--layers=17"}), HasSubstr("the shape has 16"));
+  EXPECT_THAT(refused({"--context=5000"}), HasSubstr("--context"));
+  EXPECT_THAT(refused({"--shape=olmo"}), HasSubstr("'olmo'"));
 }
 
 TEST(BenchPlannerTest, BadArgumentsAreNamed) {
