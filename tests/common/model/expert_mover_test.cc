@@ -32,14 +32,17 @@ using ::testing::HasSubstr;
 
 constexpr int32_t kSequences = 5;
 
-// Greedy sequences that decode together, and the bits of all their logits.
+// Of the first of greedy sequences that decode together, the bits of its logits; with a policy, by
+// which each depends on the others, of all.
 struct Trace {
   std::vector<TokenId> tokens;
   std::vector<float> logits;
+  int32_t left_out = 0;  // Experts that rows had called for, over all plans.
   bool operator==(const Trace&) const = default;
 };
 
-Trace Generate(ModelRunner& runner, int32_t sequences, int32_t steps = 12) {
+Trace Generate(ModelRunner& runner, int32_t sequences, int32_t steps = 12,
+               const moe::Policy* policy = nullptr) {
   std::vector<std::vector<TokenId>> tokens;
   std::vector<kv::BlockId> blocks;
   for (int32_t s = 0; s < sequences; ++s) {
@@ -55,14 +58,18 @@ Trace Generate(ModelRunner& runner, int32_t sequences, int32_t steps = 12) {
                        .start = step == 0 ? 0 : static_cast<int32_t>(all.size()) - 1,
                        .blocks = std::span(blocks).subspan(s, 1),
                        .logits_rows = 1,
-                       .decode = step > 0});
+                       .decode = step > 0,
+                       .policy = policy});
     }
     EXPECT_THAT(runner.Step(batch, nullptr), IsOk());
+    for (const moe::PlanStats& plan : runner.stats().plans) {
+      trace.left_out += plan.experts_exact - plan.experts;
+    }
     const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
     for (size_t s = 0; s < tokens.size(); ++s) {
       const auto logits = runner.logits().subspan(s * vocab, vocab);
       tokens[s].push_back(static_cast<TokenId>(std::ranges::max_element(logits) - logits.begin()));
-      if (s > 0) continue;
+      if (s > 0 && policy == nullptr) continue;
       trace.tokens.push_back(tokens[s].back());
       trace.logits.insert(trace.logits.end(), logits.begin(), logits.end());
     }
@@ -120,6 +127,26 @@ TEST_F(ExpertMoverTest, OneNumericClassWhateverTheSpareSlots) {
   EXPECT_EQ(one->numeric_class(), two->numeric_class());
   EXPECT_NE(one->numeric_class(), fixed->numeric_class());
   EXPECT_EQ(Generate(*one, 2), Generate(*two, 2));
+}
+
+// A plan comes of the rows alone, unless it is to balance ranks.
+TEST_F(ExpertMoverTest, NoBitDependsOnWhereExpertsAreUnderAnyPolicy) {
+  const auto one = Load({.tp = 4, .ep = 4, .ep_spare = 1});
+  const auto three = Load({.tp = 4, .ep = 4, .ep_spare = 3});
+  MovingExpertsRunner moving(*three, /*seed=*/11);
+  ASSERT_EQ(one->numeric_class(), three->numeric_class());
+  for (const char* text : {"prune:k0=1", "vote:M=3,floor=0", "lynx_compat:alpha=3,beta=3",
+                           "lynx:alpha=3,beta=3,floor=1", "oea:k0=1", "budget:M=3,floor=0",
+                           "budget:coverage=0.6,floor=0", "marginal:lambda=0.2"}) {
+    SCOPED_TRACE(text);
+    const auto policy = moe::ParsePolicy(text);
+    ASSERT_THAT(policy, IsOk());
+    const Trace still = Generate(*one, kSequences, 12, &*policy);
+    EXPECT_GT(still.left_out, 0);
+    EXPECT_EQ(Generate(*three, kSequences, 12, &*policy), still);
+    EXPECT_EQ(Generate(moving, kSequences, 12, &*policy), still);
+  }
+  EXPECT_GT(moving.moved(), 20);
 }
 
 TEST_F(ExpertMoverTest, AChangeIsRefusedThatDoesNotFit) {
