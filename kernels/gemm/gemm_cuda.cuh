@@ -3,6 +3,7 @@
 #include "kernels/core/device_kernels.h"
 #include "kernels/gemm/gemm_args.h"
 #include "kernels/gemm/panel_product_cuda.cuh"
+#include "kernels/gemm/tile_product_cuda.cuh"
 
 // Dense products. Two kernels, which sum in one order (panel_product_cuda.cuh) and so give the same
 // bits; the number of rows decides which works:
@@ -62,94 +63,24 @@ __global__ void __launch_bounds__(kPanelThreads, kOnTensorCores<X, W>&& kTiles <
   }
 }
 
-inline constexpr int kGemmTilePanels = 4;
-inline constexpr int kGemmTileRows = 128;
-inline constexpr int kGemmTileStages = 4;
-
-struct GemmTileShared {
-  uint4 weights[kGemmTileStages][kGemmTilePanels][4][32];  // [lane], as in LaneWeights.
-  uint4 x[kGemmTileStages][kGemmTileRows][4];
-};
-
-// A warp has one panel and half of the rows.
 static __global__ void __launch_bounds__(kPanelThreads)
     GemmTiles(const __grid_constant__ GemmBatch batch) {
-  constexpr int kTiles = kGemmTileRows / 2 / kTileRows;
-  LYNX_DYNAMIC_SHARED(GemmTileShared, shared);
-  int first_panel;
-  const GemmArgs& args = batch.products[batch.ProductOf(blockIdx.x, &first_panel)];
-  first_panel *= kGemmTilePanels;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32, lane = thread % 32;
-  const int panel = warp % kGemmTilePanels, half = warp / kGemmTilePanels;
-  const int blocks = CeilDiv(static_cast<int>(args.w.in), kBlockDepth);
-  const int last_panel = CeilDiv(static_cast<int>(args.w.out), 32) - 1;
-  const int64_t panel_bytes = int64_t{blocks} * kBlockBytes;
-
-  for (int64_t first = int64_t{blockIdx.y} * kGemmTileRows; first < args.rows;
-       first += int64_t{gridDim.y} * kGemmTileRows) {
-    // What lies beyond the last panel or row is the last one again, and not stored.
-    const auto fetch = [&](int block) {
-      if (block < blocks) {
-        const int stage = block % kGemmTileStages;
-        for (int c = thread; c < kGemmTilePanels * 4 * 32; c += kPanelThreads) {
-          const int p = c / 128, i = c / 32 % 4;
-          const std::byte* from = static_cast<const std::byte*>(args.w.data) +
-                                  Min(first_panel + p, last_panel) * panel_bytes;
-          CopyAsync16(&shared->weights[stage][p][i][lane],
-                      from + int64_t{block} * kBlockBytes + WeightOffset(lane, i));
-        }
-        for (int c = thread; c < kGemmTileRows * 4; c += kPanelThreads) {
-          const int64_t row = Min<int64_t>(first + c / 4, args.rows - 1);
-          CopyAsync16(&shared->x[stage][c / 4][c % 4], static_cast<const uint16_t*>(args.x) +
-                                                           row * args.x_stride +
-                                                           block * kBlockDepth + c % 4 * 8);
-        }
-      }
-      CommitCopies();
-    };
-    for (int ahead = 0; ahead < kGemmTileStages - 1; ++ahead) fetch(ahead);
-
-    float sums[kTiles][2][4], totals[kTiles][2][4];
-    const auto each = [](const auto& use) {
-      LYNX_UNROLL
-      for (int n = 0; n < kTiles; ++n) {
-        LYNX_UNROLL
-        for (int i = 0; i < 8; ++i) use(n, i / 4, i % 4);
-      }
-    };
-    each([&](int n, int h, int i) { sums[n][h][i] = totals[n][h][i] = 0; });
-    const auto end_segment = [&] {
-      each([&](int n, int h, int i) {
-        totals[n][h][i] = totals[n][h][i] + sums[n][h][i];
-        sums[n][h][i] = 0;
-      });
-    };
-    int segment = 0;
-    LYNX_NO_UNROLL
-    for (int block = 0; block < blocks; ++block) {
-      if (block > 0 && block == SegmentBegin(blocks, segment + 1)) end_segment();
-      while (block >= SegmentBegin(blocks, segment + 1)) ++segment;
-      WaitForCopies<kGemmTileStages - 2>();
-      __syncthreads();
-      fetch(block + kGemmTileStages - 1);
-      const int stage = block % kGemmTileStages;
-      LaneWeights<uint16_t> weights;
-      LYNX_UNROLL
-      for (int i = 0; i < 4; ++i) weights.words[i] = shared->weights[stage][panel][i][lane];
-      LYNX_UNROLL
-      for (int n = 0; n < kTiles; ++n) {
-        const int row = (half * kTiles + n) * kTileRows + lane / 4;
-        MultiplyBlock(weights, shared->x[stage][row][lane % 4], sums[n]);
-      }
-    }
-    end_segment();
-    each([&](int n, int h, int i) {
-      const int64_t row = first + (half * kTiles + n) * kTileRows + lane % 4 * 2 + i % 2;
-      const int column = (first_panel + panel) * 32 + lane / 4 * 4 + h * 2 + i / 2;
-      if (row < args.rows) StoreProduct(args, row, column, totals[n][h][i]);
-    });
-    __syncthreads();  // All stages have been read.
+  LYNX_DYNAMIC_SHARED(TileShared, shared);
+  int number;
+  const GemmArgs& args = batch.products[batch.ProductOf(blockIdx.x, &number)];
+  const int panels = CeilDiv(static_cast<int>(args.w.out), 32);
+  for (int64_t first = int64_t{blockIdx.y} * kTileBlockRows; first < args.rows;
+       first += int64_t{gridDim.y} * kTileBlockRows) {
+    const int count = static_cast<int>(Min<int64_t>(args.rows - first, kTileBlockRows));
+    MultiplyTile(
+        *shared, static_cast<const std::byte*>(args.w.data), static_cast<int>(args.w.in),
+        number * kTilePanels, panels, count,
+        [&](int row) {
+          return static_cast<const uint16_t*>(args.x) + (first + row) * args.x_stride;
+        },
+        [&](int row, int panel, int output, float sum) {
+          if (row < count) StoreProduct(args, first + row, panel * 32 + output, sum);
+        });
   }
 }
 
@@ -188,7 +119,7 @@ inline int LaunchProducts(GemmBatch& batch, int64_t most_rows, const DeviceQueue
   if (most_rows <= 16) return LaunchPanels<uint16_t, uint16_t, 2>(batch, queue);
   if (most_rows <= 32) return LaunchPanels<uint16_t, uint16_t, kFewTiles>(batch, queue);
   if (most_rows <= 64) return LaunchPanels<uint16_t, uint16_t, kMoreTiles>(batch, queue);
-  return LaunchGemm<GemmTileShared>(&GemmTiles, batch, kGemmTilePanels, kGemmTileRows, queue);
+  return LaunchGemm<TileShared>(&GemmTiles, batch, kTilePanels, kTileBlockRows, queue);
 }
 
 // Sizes are such as Gemm() takes for GPUs.

@@ -53,7 +53,7 @@ class ExpertFfnWorkspace {
 //
 //   rows * top_k * (intermediate rounded up to 32 in x_dtype + hidden in float32)
 //
-// and some 4 KiB beside 12 bytes an expert and 4 an assignment.
+// and some 4 KiB beside 16 bytes an expert and 4 an assignment.
 //
 //   InvalidArgument    args breaks a bound above or exceeds the workspace; y is untouched.
 //   ResourceExhausted  on a GPU: the scratch memory does not do.

@@ -24,7 +24,7 @@ LIMITS = {
 RESERVED = 1 << 10  # Shared memory that a block takes beside its own.
 # What launches say and ptxas cannot know: threads of a block, and dynamic shared memory.
 PANEL_SHARED = 8 * 64 * 33 * 4
-GEMM_TILES = 4 * 2 * (8 << 10)
+TILE_SHARED = 4 * 2 * (8 << 10)
 LAUNCHES = {
     "RankRows": (128, 0),
     "Vote": (128, 0),
@@ -32,13 +32,16 @@ LAUNCHES = {
     "SelectSets": (1024, 0),
     "GroupRows": (1024, 0),
     "ExpertFfnKernel": (256, PANEL_SHARED),
+    "ExpertGateTiles": (256, TILE_SHARED),
+    "ExpertDownTiles": (256, TILE_SHARED),
+    "ExpertCombine": (256, 0),
     "AttentionSplits": (256, (8 * (128 + 128 + 256 + 6) + 256 * 8) * 4),  # head_dim 128
     "AttentionMerge": (256, 0),
     "SummarizeBlocks": (256, 0),
     "WeighBlocks": (256, 0),
     "DrawTokens": (256, 0),
     "GemmPanels": (256, PANEL_SHARED),
-    "GemmTiles": (256, GEMM_TILES),
+    "GemmTiles": (256, TILE_SHARED),
     "EmbedKernel": (256, 0),
     **dict.fromkeys(("ClipKernel", "GrowKernel", "GateWeightsKernel", "GatherRowsKernel"), (256, 0)),
     "CastKernel": (256, 0),

@@ -602,13 +602,39 @@ TEST_F(ExpertFfnOnDeviceTest, ManyRowsOfOneExpertTakeSeveralPasses) {
   }
 }
 
+// Experts with more rows than a tile has, with fewer, and with none; panels that fill no tile.
+TEST_F(ExpertFfnOnDeviceTest, PromptsHaveTheBitsOfDecodeSteps) {
+  Layer layer(150, 70, /*expert_count=*/5, DType::kBf16);
+  layer.AddBiases();
+  layer.clamp = 0.7f;
+  Rows inputs(layer, 200, /*k=*/2);
+  for (size_t r = 0; r < 200; ++r) {
+    inputs.ids[2 * r] = r % 4 == 0 ? 4 : 1;
+    inputs.ids[2 * r + 1] = r % 10 == 0 ? 3 : kNoExpert;
+  }
+  const ExecContext ctx = testing::EmulatedCuda();
+  ExpertFfnWorkspace workspace = WorkspaceFor(layer, inputs);
+  std::vector<float> pieces;
+  for (int64_t r = 0; r < inputs.count; r += 40) {
+    const auto part = Apply(layer, inputs, r, r + 40, DType::kBf16, ctx, workspace);
+    pieces.insert(pieces.end(), part.begin(), part.end());
+  }
+  for (uint64_t order = 0; order < 3; ++order) {
+    cuda_emulation::SetOptions({.order = order});
+    std::memset(ctx.queue.scratch, 0xff, 1 << 20);
+    ASSERT_EQ(BitsOf(Apply(layer, inputs, DType::kBf16, ctx)), BitsOf(pieces)) << order;
+  }
+}
+
 TEST_F(ExpertFfnOnDeviceTest, WeightsOfAnotherTypeDoNotGoUnseen) {
   for (auto matrix : {&ExpertWeights::gate_up, &ExpertWeights::down}) {
     Layer layer(4, 4, /*expert_count=*/2, DType::kBf16);
     (layer.weights[0].*matrix).dtype = DType::kF16;
-    const Rows inputs(layer, 2, /*k=*/1);
-    for (float y : Apply(layer, inputs, DType::kF32, testing::EmulatedCuda())) {
-      EXPECT_TRUE(std::isnan(y));
+    for (int64_t rows : {2, 65}) {
+      const Rows inputs(layer, rows, /*k=*/1);
+      for (float y : Apply(layer, inputs, DType::kBf16, testing::EmulatedCuda())) {
+        ASSERT_TRUE(std::isnan(y));
+      }
     }
   }
 }
