@@ -1,5 +1,7 @@
 #pragma once
 
+#include "kernels/attention/attention_tiles_cuda.cuh"
+#include "kernels/attention/attention_view_cuda.cuh"
 #include "kernels/attention/latent_attention_args.h"
 #include "kernels/attention/paged_attention_args.h"
 #include "kernels/core/device.cuh"
@@ -12,40 +14,14 @@
 //                     what it makes of them in order
 //   AttentionMerge    a block for a row and a head: what the workers have, in order, and the sink
 //
+// With bf16 in and out, AttentionTiles takes the place of the first (attention_tiles_cuda.cuh).
+//
 // So a row's bits are made of its q, its positions and its KV alone. Queries of a KV head share
 // what they load of it, up to eight at a time.
 namespace lynx::kernels::device {
 
-inline constexpr int kAttentionThreads = 256;
-inline constexpr int kAttentionSplit = 256;  // Tokens: one a thread.
-inline constexpr int kAttentionWorkers = 16;
 inline constexpr int kAttentionQueries = 8;  // That share a load.
 inline constexpr int kAttentionChunk = 8;    // Dimensions of V that a thread sums.
-
-// What both kinds of attention are here: of each token a key, whose first value_dim elements or
-// another place of its block are its value.
-struct AttentionView {
-  const float* q;
-  const AttentionRow* rows;
-  const std::byte* kv;
-  void* y;
-  const float* sinks;
-  int64_t block_stride_bytes;
-  int64_t q_stride, y_stride, y_head_stride;
-  int64_t value_offset;  // Elements from the first KV head's keys to its values.
-  int64_t head_offset;   // Elements from one KV head to the next.
-  int row_count, heads, kv_heads;
-  int key_dim, value_dim;
-  float scale;
-  bool bf16_kv, bf16_y;
-  // [row, head, worker]: the weighted sum of values, then the largest score and the weights' sum.
-  float* partial;
-
-  __host__ __device__ int PartialStride() const { return value_dim + 2; }
-  __device__ float* PartialOf(int64_t row, int head, int worker) const {
-    return partial + ((row * heads + head) * kAttentionWorkers + worker) * PartialStride();
-  }
-};
 
 // Elements [at, at + 8) of a row of `count` to to[8], zeros behind; in one load or two where the
 // row is aligned.
@@ -317,7 +293,9 @@ void LaunchAttention(const AttentionView& view, void* stream) {
   const bool aligned = reinterpret_cast<uintptr_t>(view.kv) % 16 == 0 &&
                        view.block_stride_bytes % 16 == 0 && view.key_dim % kMultiple == 0 &&
                        view.key_dim % kAttentionChunk == 0 && view.value_dim % kAttentionChunk == 0;
-  if (aligned) {
+  if (aligned && ForAttentionTiles(view)) {
+    LaunchAttentionTiles(view, stream);
+  } else if (aligned) {
     LaunchSplitsOf<T, true>(view, stream);
   } else {
     LaunchSplitsOf<T, false>(view, stream);

@@ -13,7 +13,8 @@ namespace lynx::kernels {
 //
 // Numerics: as PagedAttention, to the same bounds.
 //
-// On a GPU: in its bits as on CPUs; rounding of q and weights to bf16 is left out. The scratch
+// On a GPU: in its bits as on CPUs; of bf16 in and out, q and weights are rounded where
+// latent_dim is a multiple of 64 and rope_dim of 32. The scratch
 // memory holds the splits of as many rows as it has room for, the workspace is not used.
 //
 //   InvalidArgument    args breaks a bound above; y is untouched.

@@ -18,8 +18,9 @@ namespace lynx::kernels {
 // products of such numbers, so are q and the softmax weights. NaN or Inf in a row or its KV stays
 // with the rows that attend to it.
 //
-// On a GPU: in its bits as on CPUs; rounding of q and weights to bf16 is left out. The scratch
-// memory holds the splits of as many rows as it has room for, the workspace is not used.
+// On a GPU: in its bits as on CPUs; of bf16 in and out, q and weights are rounded where head_dim is
+// a multiple of 64. The scratch memory holds the splits of as many rows as it has room for, the
+// workspace is not used.
 //
 //   InvalidArgument    args breaks a bound above; y is untouched.
 //   ResourceExhausted  on a GPU: the scratch memory has no room for one row.

@@ -36,6 +36,7 @@ LAUNCHES = {
     "ExpertDownTiles": (256, TILE_SHARED),
     "ExpertCombine": (256, 0),
     "AttentionSplits": (256, (8 * (128 + 128 + 256 + 6) + 256 * 8) * 4),  # head_dim 128
+    "AttentionTiles": (256, 2 * 16 * 136 + 4 * 16 * (128 + 8 * 70) + 16 * 36 + 32),  # head_dim 128
     "AttentionMerge": (256, 0),
     "SummarizeBlocks": (256, 0),
     "WeighBlocks": (256, 0),

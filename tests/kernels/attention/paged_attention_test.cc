@@ -23,6 +23,7 @@ using ::lynx::testing::AllContextsAndCuda;
 using ::lynx::testing::BitsOf;
 using ::lynx::testing::ContextParamName;
 using ::lynx::testing::Decode;
+using ::lynx::testing::Encode;
 using ::lynx::testing::KernelTest;
 using ::lynx::testing::RandomNormal;
 
@@ -535,41 +536,46 @@ TEST_P(PagedAttentionTest, RefusesWhatItCannotRun) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// More splits than workers, in any order of threads and blocks, with and without a window.
-TEST(PagedAttentionOnDeviceTest, WorkersMergeTheSplitsOfALongSequence) {
-  constexpr int64_t kHeadDim = 8, kHeads = 2;
+// More splits than workers, in any order of threads and blocks, with and without a window; of f32,
+// and of bf16, which tensor cores multiply.
+void MergeTheSplitsOfALongSequence(DType type, int64_t head_dim, double bound) {
+  constexpr int64_t kHeads = 2;
   constexpr int32_t kPosition = 16 * 256 + 700;
   constexpr size_t kKvBlocks = kPosition / 16 + 1;
-  const auto q = RandomNormal(3 * kHeads * kHeadDim, 3);
-  const auto kv = RandomNormal(kKvBlocks * 2 * 16 * kHeadDim, 5);
+  const int64_t block_bytes = 2 * 16 * head_dim * static_cast<int64_t>(SizeOf(type));
+  const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
+  const auto size = [&](int64_t rows) { return static_cast<size_t>(rows * head_dim); };
+  const auto q = RandomNormal(size(3 * kHeads), 3);
+  const auto kv = Encode(RandomNormal(size(kKvBlocks * 2 * 16), 5), type);
   std::vector<int32_t> blocks(kKvBlocks);
   for (size_t i = 0; i < kKvBlocks; ++i) blocks[i] = static_cast<int32_t>(kKvBlocks - 1 - i);
   const AttentionRow rows[] = {{blocks.data(), kPosition, 0},
                                {blocks.data(), kPosition - 3, 517},
                                {blocks.data(), 4096, 4095}};
   const auto run = [&](const ExecContext& ctx) {
-    std::vector<float> y(q.size());
+    std::vector<std::byte> y(q.size() * SizeOf(type));
     AttentionWorkspace workspace(0);
     const absl::Status status = PagedAttention({.q = q.data(),
                                                 .rows = rows,
-                                                .kv = reinterpret_cast<const std::byte*>(kv.data()),
+                                                .kv = kv.data(),
                                                 .y = y.data(),
                                                 .row_count = 3,
                                                 .heads = kHeads,
                                                 .kv_heads = 1,
-                                                .head_dim = kHeadDim,
-                                                .q_stride = kHeads * kHeadDim,
-                                                .y_stride = kHeads * kHeadDim,
-                                                .block_stride_bytes = 2 * 16 * kHeadDim * 4,
-                                                .kv_dtype = DType::kF32,
-                                                .scale = 0.5f},
+                                                .head_dim = head_dim,
+                                                .q_stride = kHeads * head_dim,
+                                                .y_stride = kHeads * head_dim,
+                                                .block_stride_bytes = block_bytes,
+                                                .kv_dtype = type,
+                                                .compute_dtype = type,
+                                                .scale = scale},
                                                workspace, ctx);
     EXPECT_TRUE(status.ok()) << status;
-    return y;
+    return Decode(y, type);
   };
   const auto want = run(testing::AllContexts().front());
   const auto got = run(testing::EmulatedCuda());
-  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5) << i;
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], bound) << i;
   for (uint64_t order = 1; order < 4; ++order) {
     cuda_emulation::SetOptions({.order = order, .resident_blocks = 4});
     EXPECT_EQ(BitsOf(run(testing::EmulatedCuda())), BitsOf(got)) << order;
@@ -577,7 +583,7 @@ TEST(PagedAttentionOnDeviceTest, WorkersMergeTheSplitsOfALongSequence) {
   cuda_emulation::SetOptions({});
   // With scratch memory for one row at a time, and for none.
   ExecContext little = testing::EmulatedCuda();
-  little.queue.scratch_bytes = kHeads * 16 * (kHeadDim + 2) * 4;
+  little.queue.scratch_bytes = static_cast<size_t>(kHeads * 16 * (head_dim + 2) * 4);
   EXPECT_EQ(BitsOf(run(little)), BitsOf(got));
   little.queue.scratch_bytes -= 4;
   AttentionWorkspace workspace(0);
@@ -585,13 +591,18 @@ TEST(PagedAttentionOnDeviceTest, WorkersMergeTheSplitsOfALongSequence) {
                             .row_count = 1,
                             .heads = kHeads,
                             .kv_heads = 1,
-                            .head_dim = kHeadDim,
-                            .q_stride = kHeads * kHeadDim,
-                            .y_stride = kHeads * kHeadDim,
+                            .head_dim = head_dim,
+                            .q_stride = kHeads * head_dim,
+                            .y_stride = kHeads * head_dim,
                             .block_stride_bytes = 64},
                            workspace, little)
                 .code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+TEST(PagedAttentionOnDeviceTest, WorkersMergeTheSplitsOfALongSequence) {
+  MergeTheSplitsOfALongSequence(DType::kF32, 8, 1e-5);
+  MergeTheSplitsOfALongSequence(DType::kBf16, 64, 4e-2);
 }
 #endif
 
