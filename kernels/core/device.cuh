@@ -54,10 +54,16 @@ __device__ inline uint16_t F32ToBf16(float value) {
 }
 __device__ inline float RoundToBf16(float value) { return Bf16ToF32(F32ToBf16(value)); }
 __device__ inline float F16ToF32(uint16_t bits) {
+#if defined(__CUDACC__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#else
   const uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
   if (magnitude >= 0x0f800000u) return __uint_as_float(sign | 0x70000000u | magnitude);
   // Another bias of the exponent, 2^112 apart: exact, of denormal numbers too.
   return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude) * 0x1p112f));
+#endif
 }
 // Of two in one word, the first in the low half.
 __device__ inline float Low(uint32_t pair) { return __uint_as_float(pair << 16); }

@@ -11,7 +11,8 @@ inline constexpr int kKvCopyLoads = 4;  // Of a thread, 16 bytes each.
 
 // Some thread blocks a block of KV.
 template <bool kGather>
-__global__ void __launch_bounds__(kKvCopyThreads) KvCopyKernel(KvCopyArgs args, int units) {
+__global__ void __launch_bounds__(kKvCopyThreads)
+    KvCopyKernel(const __grid_constant__ KvCopyArgs args, int units) {
   static_assert(sizeof(uint4) == kKvCopyUnit);
   const int64_t block = args.blocks[blockIdx.x];
   std::byte* const kv = args.kv + block * args.block_stride_bytes;

@@ -191,6 +191,8 @@ __device__ inline void WeighExperts(const PlanArgs& args, const PlanScratch& scr
   total = WarpSum(total);
   const double share = kUnit * kFine / static_cast<double>(total);
   for (int e = lane; e < experts; e += 32) {
+    // Fused with the addition it would be the same number: only next to 1/2 could that matter, and
+    // there `total` is the exponential times 2^65, and the product within 2^-54 of 1/2.
     const double exact = static_cast<double>(GateExp(logits[e] - largest)) * share;
     scratch.mass[begin + e] = static_cast<uint32_t>(static_cast<int32_t>(exact + 0.5));
     if (!args.sigmoid) continue;
@@ -791,7 +793,7 @@ __device__ inline void AddShortRows(const PlanArgs& args, const PlanScratch& scr
   }
 }
 
-static __global__ void __launch_bounds__(kPlanThreads) Vote(PlanArgs args, PlanScratch scratch) {
+static __global__ void __launch_bounds__(kPlanThreads, 8) Vote(PlanArgs args, PlanScratch scratch) {
   LYNX_SHARED(lists, int[kPlanWarps][kMaxPlanTopK]);
   LYNX_SHARED(active, uint32_t[kPlanWords]);
   LYNX_SHARED(last, int);

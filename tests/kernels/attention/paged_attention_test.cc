@@ -62,9 +62,9 @@ struct Problem {
       std::memcpy(to, &half, 2);
     }
   }
-  // Spoils K and V of slots >= `first` of a block.
-  void Poison(int32_t block, int32_t first) {
-    for (int64_t i = 0; i < ElementsPerBlock(); ++i) {
+  // Spoils K and V of slots >= `first` of a block, or V alone.
+  void Poison(int32_t block, int32_t first, bool keys = true) {
+    for (int64_t i = keys ? 0 : ElementsPerBlock() / 2; i < ElementsPerBlock(); ++i) {
       if (i / head_dim % 16 >= first) Set(block, i, kNan);
     }
   }
@@ -440,8 +440,9 @@ TEST_P(PagedAttentionTest, BlockIdsDoNotMatter) {
 // from the row's own block and not through the rows it shares work with.
 TEST_P(PagedAttentionTest, NothingBeyondItsPositionCounts) {
   for (const Types& types : kTypes) {
-    // Within a split, and across the end of one; all tokens, and a window.
-    for (const auto& [base, window] : {std::pair{0, 1000}, {240, 1000}, {5, 8}, {240, 8}}) {
+    // Within a split, up to its end and across it; all tokens, and a window.
+    for (const auto& [base, window] :
+         {std::pair{0, 1000}, {237, 1000}, {240, 1000}, {5, 8}, {240, 8}}) {
       Problem p{.dtype = types.kv, .compute = types.compute};
       p.FillArena(19);
       const auto blocks = Blocks(8);
@@ -457,12 +458,23 @@ TEST_P(PagedAttentionTest, NothingBeyondItsPositionCounts) {
       EXPECT_EQ(BitsOf(RunInChunks(p, q, rows, 1, GetParam())), BitsOf(before));
       p.Poison(block(base + 18), (base + 18) % 16);  // Tokens that the last two rows see.
       const auto after = p.Run(q, rows, GetParam());
+      // The same with the last row first.
+      std::vector<AttentionRow> turned_rows(rows.rbegin(), rows.rend());
+      std::vector<float> turned_q;
       const auto width = static_cast<size_t>(p.width());
+      for (size_t r = rows.size(); r-- > 0;) {
+        const auto at = q.begin() + static_cast<std::ptrdiff_t>(r * width);
+        turned_q.insert(turned_q.end(), at, at + p.width());
+      }
+      const auto turned = p.Run(turned_q, turned_rows, GetParam());
       for (size_t i = 0; i < after.size(); ++i) {
+        const size_t there = (rows.size() - 1 - i / width) * width + i % width;
         if (i / width >= 18) {
           ASSERT_TRUE(std::isnan(after[i])) << i;
+          ASSERT_TRUE(std::isnan(turned[there])) << i;
         } else {
           ASSERT_EQ(after[i], before[i]) << i;
+          ASSERT_EQ(turned[there], before[i]) << i;
         }
       }
     }
@@ -487,6 +499,30 @@ TEST_P(PagedAttentionTest, NothingBeforeItsWindowCounts) {
         ASSERT_TRUE(std::isnan(after[i])) << i;
       } else {
         ASSERT_EQ(after[i], before[i]) << i;
+      }
+    }
+  }
+}
+
+// Nor that of a companion which begins before a split that the row begins in; with K, and without,
+// whose scores then say nothing of it.
+TEST_P(PagedAttentionTest, WhatACompanionSeesAtTheStartOfASplitDoesNotCount) {
+  for (const Types& types : kTypes) {
+    for (bool keys : {false, true}) {
+      Problem p{.dtype = types.kv, .compute = types.compute};
+      p.FillArena(19);
+      const auto blocks = Blocks(8);
+      const std::vector<AttentionRow> rows = {{blocks.data(), 530, 250}, {blocks.data(), 531, 272}};
+      const auto q = RandomNormal(rows.size() * p.QuerySize(), 23);
+      const auto before = p.Run(q, rows, GetParam());
+      p.Poison(blocks[16], 0, keys);  // Tokens 256 to 271.
+      const auto after = p.Run(q, rows, GetParam());
+      for (size_t i = 0; i < after.size(); ++i) {
+        if (i < p.QuerySize()) {
+          ASSERT_TRUE(std::isnan(after[i])) << i;
+        } else {
+          ASSERT_EQ(after[i], before[i]) << i;
+        }
       }
     }
   }
@@ -536,8 +572,8 @@ TEST_P(PagedAttentionTest, RefusesWhatItCannotRun) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// More splits than workers, in any order of threads and blocks, with and without a window; of f32,
-// and of bf16, which tensor cores multiply.
+// More splits than workers, in any order of threads and blocks, with and without a window, beside
+// another sequence; of f32, and of bf16, which tensor cores multiply.
 void MergeTheSplitsOfALongSequence(DType type, int64_t head_dim, double bound) {
   constexpr int64_t kHeads = 2;
   constexpr int32_t kPosition = 16 * 256 + 700;
@@ -545,13 +581,16 @@ void MergeTheSplitsOfALongSequence(DType type, int64_t head_dim, double bound) {
   const int64_t block_bytes = 2 * 16 * head_dim * static_cast<int64_t>(SizeOf(type));
   const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
   const auto size = [&](int64_t rows) { return static_cast<size_t>(rows * head_dim); };
-  const auto q = RandomNormal(size(3 * kHeads), 3);
-  const auto kv = Encode(RandomNormal(size(kKvBlocks * 2 * 16), 5), type);
+  const auto q = RandomNormal(size(5 * kHeads), 3);
+  auto values = RandomNormal(size(kKvBlocks * 2 * 16), 5);
+  auto kv = Encode(values, type);
   std::vector<int32_t> blocks(kKvBlocks);
   for (size_t i = 0; i < kKvBlocks; ++i) blocks[i] = static_cast<int32_t>(kKvBlocks - 1 - i);
   const AttentionRow rows[] = {{blocks.data(), kPosition, 0},
                                {blocks.data(), kPosition - 3, 517},
-                               {blocks.data(), 4096, 4095}};
+                               {blocks.data(), 4096, 4095},
+                               {blocks.data(), 100, 0},
+                               {blocks.data() + 7, 300, 0}};
   const auto run = [&](const ExecContext& ctx) {
     std::vector<std::byte> y(q.size() * SizeOf(type));
     AttentionWorkspace workspace(0);
@@ -559,7 +598,7 @@ void MergeTheSplitsOfALongSequence(DType type, int64_t head_dim, double bound) {
                                                 .rows = rows,
                                                 .kv = kv.data(),
                                                 .y = y.data(),
-                                                .row_count = 3,
+                                                .row_count = 5,
                                                 .heads = kHeads,
                                                 .kv_heads = 1,
                                                 .head_dim = head_dim,
@@ -581,10 +620,18 @@ void MergeTheSplitsOfALongSequence(DType type, int64_t head_dim, double bound) {
     EXPECT_EQ(BitsOf(run(testing::EmulatedCuda())), BitsOf(got)) << order;
   }
   cuda_emulation::SetOptions({});
-  // With scratch memory for one row at a time, and for none.
+  // With scratch memory for one row at a time.
   ExecContext little = testing::EmulatedCuda();
   little.queue.scratch_bytes = static_cast<size_t>(kHeads * 16 * (head_dim + 2) * 4);
   EXPECT_EQ(BitsOf(run(little)), BitsOf(got));
+  // Weights sum to 1, over the splits of one worker and over workers.
+  const size_t half = size(16);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % (2 * half) >= half) values[i] = 1;
+  }
+  kv = Encode(values, type);
+  for (float y : run(testing::EmulatedCuda())) ASSERT_NEAR(y, 1, bound / 4);
+  // And for none.
   little.queue.scratch_bytes -= 4;
   AttentionWorkspace workspace(0);
   EXPECT_EQ(PagedAttention({.rows = rows,

@@ -6,6 +6,8 @@
 
 #include "common/engine/sampler.h"
 #include "gtest/gtest.h"
+#include "kernels/sampling/logits.h"
+#include "kernels/sampling/philox.h"
 #include "kernels/sampling/sample.h"
 #include "tests/support/cuda_emulation/emulated_context.h"
 #include "tests/support/cuda_emulation/emulator.h"
@@ -97,6 +99,81 @@ TEST_F(DeviceSampleTest, DrawsTheTokensOfTheSampler) {
           << rows[r].temperature << ", top_k " << rows[r].top_k << ", top_p " << rows[r].top_p
           << ", min_p " << rows[r].min_p;
     }
+  }
+}
+
+// Draws of one row of logits by many seeds, against the sampler's.
+void ExpectTokensOfTheSampler(const std::vector<float>& logits, SampleRow how) {
+  constexpr size_t kSeeds = 40;
+  std::vector<float> all;
+  std::vector<SampleRow> rows;
+  for (how.seed = 0; how.seed < kSeeds; ++how.seed) {
+    all.insert(all.end(), logits.begin(), logits.end());
+    rows.push_back(how);
+  }
+  const auto got = Sample(all, rows);
+  for (size_t r = 0; r < kSeeds; ++r) ASSERT_EQ(got[r], OnCpu(logits, rows[r])) << "seed " << r;
+}
+
+TEST_F(DeviceSampleTest, TheLargestIsTheFirstOfThemInAnyBlock) {
+  std::vector<float> logits(3001, -1.0f);
+  logits[1024] = logits[1500] = logits[2500] = 2.0f;
+  EXPECT_EQ(Sample(logits, {{.temperature = 0}})[0], 1024);
+}
+
+// Weights are rounded as the sampler's are: one of exactly min_p stays, of either kind of draw.
+TEST_F(DeviceSampleTest, KeepsWeightsOfExactlyMinP) {
+  constexpr size_t kRows = 200;
+  constexpr float kTemperature = 0.7f;
+  for (int32_t top_k : {0, 2}) {
+    std::vector<float> logits;
+    std::vector<SampleRow> rows;
+    for (size_t r = 0; r < kRows; ++r) {
+      const float second = -0.003f * static_cast<float>(r);
+      logits.insert(logits.end(), {second, -50.0f, 0.0f});
+      rows.push_back({.seed = r,
+                      .temperature = kTemperature,
+                      .top_k = top_k,
+                      .min_p = ExpNonPositive(second / kTemperature)});
+    }
+    const auto got = Sample(logits, rows);
+    size_t seconds = 0;
+    for (size_t r = 0; r < kRows; ++r) {
+      ASSERT_EQ(got[r], OnCpu(std::span(logits).subspan(r * 3, 3), rows[r])) << r;
+      seconds += got[r] == 0 ? 1 : 0;
+    }
+    EXPECT_GT(seconds, kRows / 5);
+  }
+}
+
+TEST_F(DeviceSampleTest, ANucleusEndsWhereItHasItsShare) {
+  ExpectTokensOfTheSampler({1, 1, 0}, {.top_k = 2, .top_p = 0.5f});
+  EXPECT_EQ(Sample({1, 1, 0}, {{.seed = 3, .top_k = 2, .top_p = 0.5f}})[0], 0);
+}
+
+TEST_F(DeviceSampleTest, TopKOfTheWholeVocabularyIsNone) {
+  ExpectTokensOfTheSampler({1, 3, 2, 0, 2.5f}, {.top_k = 5});
+}
+
+// Its one logit is taken first; the others are in a block of their own.
+TEST_F(DeviceSampleTest, ABlockMayRunOutOfCandidates) {
+  std::vector<float> logits(1025, -1.0f);
+  logits[1024] = 0.25f;
+  logits[7] = -0.25f;
+  ExpectTokensOfTheSampler(logits, {.top_k = 2});
+}
+
+TEST_F(DeviceSampleTest, DrawsByAllBitsOfSeedChoiceAndPosition) {
+  const std::vector<float> logits(1000, 0.5f);
+  for (const SampleRow& row : {SampleRow{.seed = 5, .position = uint64_t{3} << 32 | 9},
+                               SampleRow{.seed = uint64_t{7} << 40, .choice_index = 1u << 31},
+                               SampleRow{.seed = ~uint64_t{0}, .position = ~uint64_t{0}}}) {
+    const auto random =
+        Philox4x32({static_cast<uint32_t>(row.position), static_cast<uint32_t>(row.position >> 32),
+                    row.choice_index, 0},
+                   {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)});
+    const double uniform = UniformDouble(random[0], random[1]);
+    EXPECT_EQ(Sample(logits, {row})[0], static_cast<TokenId>(uniform * 1000));
   }
 }
 
