@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
@@ -82,6 +83,16 @@ absl::Status DecodeStatus(std::string_view body) {
     return absl::InternalError("a status that cannot be read");
   }
   return absl::Status(static_cast<absl::StatusCode>(code), std::string(body));
+}
+
+// The lines of `identity` that `other` does not have.
+std::string LinesOnlyIn(std::string_view identity, std::string_view other) {
+  const std::vector<std::string> others = absl::StrSplit(std::string(other), '\n');
+  std::vector<std::string> only;
+  for (const absl::string_view line : absl::StrSplit(std::string(identity), '\n')) {
+    if (std::ranges::find(others, line) == others.end()) only.emplace_back(line);
+  }
+  return only.empty() ? "nothing else" : absl::StrJoin(only, ", ");
 }
 
 }  // namespace
@@ -538,9 +549,9 @@ class RankGroup::Impl final : public Rendezvous {
       wrong = absl::InvalidArgumentError(
           absl::StrCat("there is no place for rank ", rank, " in a group of ", world));
     } else if (rest != identity_) {
-      wrong =
-          absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not as rank 0: it has ",
-                                                  std::string(rest), ", rank 0 has ", identity_));
+      wrong = absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not as rank 0: it has ",
+                                                      LinesOnlyIn(rest, identity_), ", rank 0 has ",
+                                                      LinesOnlyIn(identity_, rest)));
     } else {
       MutexLock lock(mu_);
       if (members_[rank] != nullptr) {

@@ -62,7 +62,8 @@ class RankGroup {
 
   // Waits for all ranks, once. A rank that the leader closes the connection of unread, as it does
   // when too many come at once, asks again.
-  // `identity`: what must be alike on all of them, for people to read.
+  // `identity`: what must be alike on all of them, a line each for people to read; a refusal has
+  // those that are not.
   // `check` is asked every now and then, its error ends the wait; it may be null.
   //   DeadlineExceeded    ranks that did not come in time, named; or the leader cannot be reached.
   //   InvalidArgument     the leader refuses this rank: its number, world or identity does not fit.

@@ -535,8 +535,10 @@ std::string FlagSet::ToConfigFile() const {
 bool FlagSet::AnswerConfigActions() const {
   if (impl_->print_config) *impl_->out << ToConfigFile();
   if (impl_->check_config) *impl_->out << impl_->program << ": the configuration is fine\n";
-  return impl_->print_config || impl_->check_config;
+  return HasConfigAction();
 }
+
+bool FlagSet::HasConfigAction() const { return impl_->print_config || impl_->check_config; }
 
 std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
   std::vector<std::pair<std::string, std::string>> values;

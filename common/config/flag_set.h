@@ -96,6 +96,8 @@ class FlagSet {
   // Call once the program has checked what no single option can, and exit with 0 when true: the
   // command line had --print-config, which prints ToConfigFile(), or --check-config.
   bool AnswerConfigActions() const;
+  // That one of them is there.
+  bool HasConfigAction() const;
   // Where --help, --version, --check-config and --print-config print; std::cout unless set.
   void SetOutput(std::ostream* out);
 

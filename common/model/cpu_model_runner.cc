@@ -646,11 +646,6 @@ int32_t Threads(const RunnerOptions& options) {
 
 absl::Status CheckRanks(const RunnerOptions& options, const ModelSpec& spec) {
   LYNX_RETURN_IF_ERROR(CheckLayout(spec, options.layout));
-  if (options.layout.dp > 1 && options.layout.ep_spare > 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("ep-spare ", options.layout.ep_spare, " with dp ", options.layout.dp,
-                     ": what replicas send each other is added by rank, not by expert"));
-  }
   const int32_t ranks = options.ranks == nullptr ? 1 : options.ranks->size();
   if (ranks == options.layout.world()) return absl::OkStatus();
   return absl::InvalidArgumentError(

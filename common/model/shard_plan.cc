@@ -1,5 +1,6 @@
 #include "common/model/shard_plan.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,16 @@ absl::Status CheckColumns(std::string_view name, int32_t columns, std::string_vi
 }
 
 absl::Status CheckSpareSlots(const ModelSpec& spec, const ParallelLayout& layout) {
+  if (layout.ep_spare > 0 && layout.ep == 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ep-spare ", layout.ep_spare,
+        " needs an ep of 2 or more: with ep 1 every rank has its columns of all experts"));
+  }
+  if (layout.ep_spare > 0 && layout.dp > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ep-spare ", layout.ep_spare, " with dp ", layout.dp,
+                     ": what replicas send each other is added by rank, not by expert"));
+  }
   // A copy of an expert that the part has already would be of no use.
   const int32_t most = (layout.ep - 1) * (spec.experts / layout.ep);
   if (layout.ep_spare < 0 || layout.ep_spare > most) {
@@ -45,6 +56,14 @@ absl::Status CheckSpareSlots(const ModelSpec& spec, const ParallelLayout& layout
 }
 
 }  // namespace
+
+absl::StatusOr<ParallelLayout> CompleteLayout(const ModelSpec& spec, ParallelLayout layout) {
+  if (layout.ep == 0) {
+    layout.ep = layout.dp > 1 && spec.has_moe() ? std::min(layout.world(), kMaxRanks) : 1;
+  }
+  LYNX_RETURN_IF_ERROR(CheckLayout(spec, layout));
+  return layout;
+}
 
 absl::Status CheckLayout(const ModelSpec& spec, const ParallelLayout& layout) {
   for (const auto& [name, width] :

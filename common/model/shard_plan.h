@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/model/model_spec.h"
 
 namespace lynx::model {
@@ -44,6 +45,10 @@ struct RankShard {
   ShardRange expert_columns;  // and of each routed expert that it holds.
   std::vector<int32_t> experts;  // Those, as loaded: of every layer the same, slot by slot.
 };
+
+// `layout` as options give it, of which ep may be 0: then it becomes 1, or with replicas of a model
+// with experts the number of ranks. Fails as CheckLayout().
+absl::StatusOr<ParallelLayout> CompleteLayout(const ModelSpec& spec, ParallelLayout layout);
 
 // That the model can be shared so. Experts and vocabulary need not divide evenly; heads and columns
 // do.

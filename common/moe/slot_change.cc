@@ -159,7 +159,9 @@ SlotPlan PlanSlots(const ExpertSlots& slots, const ExpertHistory::Layer& history
   const auto experts = static_cast<int32_t>(history.share.size());
   plan.before = MeanMost(slots, experts, history.recent);
   plan.after = MeanMost(*now, experts, history.recent);
-  if (plan.after <= (1 - least_gain) * plan.before) plan.changes = std::move(changes);
+  if (plan.after < plan.before && plan.after <= (1 - least_gain) * plan.before) {
+    plan.changes = std::move(changes);
+  }
   return plan;
 }
 

@@ -33,6 +33,10 @@ std::string Report(model::ModelRunner& runner, const std::string& address) {
                       runner.kv().blocks(), "\n", address);
 }
 
+// What its first lines are.
+constexpr const char* kReported[] = {"compatibility hash of the model", "numeric class",
+                                     "number of KV blocks"};
+
 std::vector<std::string> ParseReport(const std::string& report) {
   return absl::StrSplit(report, absl::MaxSplits('\n', 3));  // An address is any bytes.
 }
@@ -177,9 +181,10 @@ absl::StatusOr<std::unique_ptr<model::ModelRunner>> NodeRanks::Lead(
     const std::vector<std::string> report = rank == 0 ? wanted : ParseReport(reports[rank]);
     for (size_t i = 0; i + 1 < wanted.size(); ++i) {
       if (report.size() == wanted.size() && report[i] == wanted[i]) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", rank, " has ", i < report.size() ? report[i] : "nothing", ", rank 0 has ",
-          wanted[i], ": they need the same model, options and instruction set"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("the ", kReported[i], " of rank ", rank, " is ",
+                       i < report.size() ? report[i] : "unknown", ", of rank 0 ", wanted[i],
+                       ": ranks need the same model, options and instruction set"));
     }
     const auto number = static_cast<int32_t>(rank);
     const kv::KvLayout layout =

@@ -64,6 +64,35 @@ absl::StatusOr<std::vector<int32_t>> Confine(const std::string& option) {
   std::_Exit(1);
 }
 
+// As given: ep may be 0.
+model::ParallelLayout LayoutOf(const NodeConfig& config) {
+  return {.tp = config.tp, .dp = config.dp, .ep = config.ep, .ep_spare = config.ep_spare};
+}
+
+// That the ranks can share the model, where it can be read here.
+absl::Status CheckModelLayout(const NodeConfig& config) {
+  const absl::StatusOr<model::ModelSpec> spec = model::LoadModelSpec(config.model);
+  if (!spec.ok()) return absl::OkStatus();
+  return model::CompleteLayout(*spec, LayoutOf(config)).status();
+}
+
+// What all ranks have to have alike, a line each.
+std::string RankIdentity(const std::string& role, const NodeConfig& config,
+                         const model::ModelSpec& spec, const std::vector<std::string>& more) {
+  std::vector<std::string> lines = {
+      absl::StrCat("lynx ", std::string(config::Version())),
+      role,
+      absl::StrCat("a ", spec.model_type, " of ", spec.layers, " layers, ", spec.experts,
+                   " experts, hidden size ", spec.hidden_size, ", vocabulary ", spec.vocab_size),
+      absl::StrCat("--tp ", config.tp),
+      absl::StrCat("--dp ", config.dp),
+      absl::StrCat("--ep ", config.ep),
+      absl::StrCat("--ep-spare ", config.ep_spare),
+      absl::StrCat("--rank-timeout ", absl::FormatDuration(config.rank_timeout))};
+  lines.insert(lines.end(), more.begin(), more.end());
+  return absl::StrJoin(lines, "\n");
+}
+
 // How long the ranks that this process has started may take to end after it has told them.
 constexpr absl::Duration kRankEndTimeout = absl::Seconds(5);
 
@@ -143,18 +172,16 @@ absl::Status NodeRuntime::CreateRanks(const config::FlagSet& flags, NodeConfig& 
                                       const std::string& role, Incarnation incarnation,
                                       std::unique_ptr<NodeRanks>& ranks,
                                       std::optional<RankProcesses>& processes) {
-  model::ParallelLayout layout{
-      .tp = config.tp, .dp = config.dp, .ep = config.ep, .ep_spare = config.ep_spare};
-  if (config.ep == 0) {
-    config.ep = 1;
-    if (config.dp > 1) {
-      LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.model));
-      if (spec.has_moe()) config.ep = layout.world();
-    }
-    layout.ep = config.ep;
+  if (LayoutOf(config).world() == 1) {
+    config.ep = std::max(1, config.ep);
+    return absl::OkStatus();
   }
+  // Before other processes are started, or waited for.
+  LYNX_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::LoadModelSpec(config.model));
+  LYNX_ASSIGN_OR_RETURN(const model::ParallelLayout layout,
+                        model::CompleteLayout(spec, LayoutOf(config)));
+  config.ep = layout.ep;
   const bool starts_others = config.rank < 0;
-  if (layout.world() == 1) return absl::OkStatus();
   std::vector<RankCpus> cpus;
   if (starts_others) {
     LYNX_ASSIGN_OR_RETURN(const std::vector<int32_t> pinned, CpusOf(config.cpus));
@@ -278,8 +305,14 @@ absl::Status NodeRuntime::Follow(model::ModelRunner& runner, const MakeRankWorke
       [this] {
         // The leader drains and ends; this rank with it.
         stop_.Arm();
+        if (!config_.announce.empty()) {
+          const absl::Status written =
+              WriteAnnouncement(config_.announce, {.http = http_endpoint(), .control = ""});
+          if (!written.ok()) ranks_->Leave(written);
+        }
         health_.SetStarted();
-        telemetry::LogInfo("ready", {{"rank", absl::StrCat(config_.rank)}});
+        telemetry::LogInfo("ready",
+                           {{"rank", absl::StrCat(config_.rank)}, {"http", http_endpoint()}});
       });
   loop.Stop();
   return status;
@@ -302,12 +335,13 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
   LYNX_ASSIGN_OR_RETURN(const int32_t kv_blocks,
                         KvBlocks(config_, kv, max_context_tokens_, step_rows));
   if (ranks_ != nullptr) {
-    const std::string identity = absl::StrCat(
-        "lynx ", std::string(config::Version()), " ", role_, ", tp ", ranks.tp, ", dp ", ranks.dp,
-        ", ep ", ranks.ep, " spare ", ranks.ep_spare, ", compute ", std::string(Name(compute)),
-        ", KV ", std::string(Name(kv_dtype)), ", ", kv_blocks, " KV blocks, steps of ", step_rows,
-        " rows and ", step_logits, " logits rows, remapping ",
-        remap_mixed_steps ? "also in mixed steps" : "in decode steps");
+    const std::string identity = RankIdentity(
+        role_, config_, spec,
+        {absl::StrCat("compute ", std::string(Name(compute))),
+         absl::StrCat("KV ", std::string(Name(kv_dtype))),
+         absl::StrCat(kv_blocks, " KV blocks (by --kv-memory or --kv-blocks)"),
+         absl::StrCat("steps of ", step_rows, " rows and ", step_logits, " logits rows"),
+         remap_mixed_steps ? "remapping also in mixed steps" : "remapping in decode steps"});
     LYNX_RETURN_IF_ERROR(ranks_->Join(identity, [this] {
       return processes_.has_value() ? processes_->Check() : absl::OkStatus();
     }));
@@ -403,14 +437,17 @@ absl::Status NodeRuntime::SetReady(const std::string& control_endpoint) {
       .AddGauge("lynx_node_startup_duration_seconds",
                 "Time from the start of the process to readiness.")
       .Set(absl::ToDoubleSeconds(SteadyClock::Instance().Now() - began_));
-  const std::string http_endpoint = absl::StrCat(http_host_, ":", server_->port());
   if (!config_.announce.empty()) {
-    LYNX_RETURN_IF_ERROR(
-        WriteAnnouncement(config_.announce, {.http = http_endpoint, .control = control_endpoint}));
+    LYNX_RETURN_IF_ERROR(WriteAnnouncement(config_.announce,
+                                           {.http = http_endpoint(), .control = control_endpoint}));
   }
   health_.SetStarted();
-  telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint}});
+  telemetry::LogInfo("ready", {{"control", control_endpoint}, {"http", http_endpoint()}});
   return absl::OkStatus();
+}
+
+std::string NodeRuntime::http_endpoint() const {
+  return absl::StrCat(http_host_, ":", server_->port());
 }
 
 int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
@@ -420,6 +457,7 @@ int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const Nod
   if (outcome.ok() && *outcome == config::ParseOutcome::kRun) {
     absl::Status fits = CheckNodeConfig(config);
     if (fits.ok() && check != nullptr) fits = check();
+    if (fits.ok() && flags.HasConfigAction()) fits = CheckModelLayout(config);
     if (!fits.ok()) outcome = std::move(fits);
   }
   if (!outcome.ok()) {

@@ -94,6 +94,7 @@ class NodeRuntime {
                                                              const MakeRankWorker& make_worker,
                                                              bool remap_mixed_steps);
   absl::Status Follow(model::ModelRunner& runner, const MakeRankWorker& make_worker);
+  std::string http_endpoint() const;
 
   const NodeConfig config_;
   const std::string role_;

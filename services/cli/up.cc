@@ -364,6 +364,16 @@ int RunUp(int argc, const char* const* argv) {
     std::fprintf(stderr, "lynx up: --model is required\n");
     return 2;
   }
+  // They would be for all nodes alike, and are for processes that something else starts.
+  for (const char* variable :
+       {"LYNX_TP", "LYNX_DP", "LYNX_EP", "LYNX_RANK", "LYNX_WORLD", "LYNX_LEADER"}) {
+    if (std::getenv(variable) == nullptr) continue;
+    std::fprintf(stderr,
+                 "lynx up: %s is set, but nodes get their ranks by --prefill-tp, --prefill-dp, "
+                 "--prefill-ep, --decode-tp, --decode-dp and --decode-ep\n",
+                 variable);
+    return 2;
+  }
   const UpConfig usual;
   if (config.both > 0 &&
       (config.prefill != usual.prefill || config.decode != usual.decode ||

@@ -198,8 +198,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def rank(folder, number, port, *flags):
-    return Process(pathlib.Path(folder), f"rank-{number}", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+def rank(folder, number, port, *flags, model=MODEL):
+    return Process(pathlib.Path(folder), f"rank-{number}", "lynx-decode", "--model", model, "--control", "127.0.0.1:0",
                    "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2, "--rank", number, "--leader", f"127.0.0.1:{port}",
                    *flags)
 
@@ -226,6 +226,40 @@ def test_a_rank_of_a_group_of_another_size_is_refused():
         assert "within 4s: 1; not let in: rank 1 is of a group of 4" in leader.log()
 
 
+def test_ranks_that_a_node_has_started_say_where_their_pages_are():
+    with tempfile.TemporaryDirectory() as folder:
+        node = Process(pathlib.Path(folder), "decode", "lynx-decode", "--model", MODEL, "--control", "127.0.0.1:0",
+                       "--http", "127.0.0.1:0", "--threads", 1, "--tp", 2).wait_announced()
+
+        def ready():
+            lines = [json.loads(line) for line in node.log_path.read_text().splitlines() if line.startswith("{")]
+            return [line["http"] for line in lines if line["component"] == "decode-rank-1" and "http" in line]
+
+        (http,) = wait_for(ready, 30, "address of rank 1")
+        assert "lynx_build_info" in fetch(f"http://{http}/metrics")[1]
+        assert node.stop() == 0
+
+
+def test_a_rank_that_is_stopped_before_it_is_ready_ends_and_says_so():
+    with tempfile.TemporaryDirectory() as folder:
+        other = rank(folder, 1, free_port())
+        wait_for(lambda: '"starting"' in other.log_path.read_text(), 30, "start of rank 1")
+        assert other.stop() == 0
+        assert "stopped while starting" in other.log()
+
+
+def test_check_config_looks_at_the_model_where_it_is_there():
+    def check(*flags):
+        return subprocess.run([str(BIN / "lynx-decode"), "--check-config", *map(str, flags)], capture_output=True,
+                              text=True, timeout=60)
+
+    refused = check("--model", MODEL, "--tp", 3)
+    assert refused.returncode == 2 and "4 query heads cannot be split over tp 3" in refused.stderr, refused
+    assert "is fine" not in refused.stdout
+    assert check("--model", MODEL, "--tp", 2).returncode == 0
+    assert check("--model", "/nowhere", "--tp", 3).returncode == 0
+
+
 def test_a_node_starts_again_and_again():
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(50 if LONG else 4):
@@ -242,9 +276,21 @@ def test_ranks_may_be_started_one_by_one_and_who_does_not_fit_is_refused():
         assert stranger.process.wait(60) == 1
         assert "compute f32" in stranger.log() and "compute bf16" in stranger.log()
         assert "refused" in leader.log() and "compute f32" in leader.log()
+        hasty = rank(pathlib.Path(tempfile.mkdtemp(dir=folder)), 1, port, "--rank-timeout", "700ms")
+        assert hasty.process.wait(60) == 1
+        assert "it has --rank-timeout 700ms, rank 0 has --rank-timeout 1.5s" in hasty.log()
+        small = pathlib.Path(tempfile.mkdtemp(dir=folder))
+        config = json.loads((MODEL / "config.json").read_text())
+        (small / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] - 1}))
+        other_model = rank(small, 1, port, model=small)
+        assert other_model.process.wait(60) == 1
+        layers = config["num_hidden_layers"]
+        assert f"of {layers - 1} layers" in other_model.log() and f"of {layers} layers" in other_model.log()
         other = rank(folder, 1, port, "--world", 2)
         leader.wait_announced()
         assert fetch(leader.url("/readyz"))[0] == 200
+        other.wait_announced()
+        assert fetch(other.url("/readyz"))[0] == 200
         other.process.terminate()  # As an orchestrator does that ends all at once.
         assert leader.stop() == 0
         assert other.process.wait(30) == 0
@@ -260,11 +306,14 @@ def test_ranks_may_be_started_one_by_one_and_who_does_not_fit_is_refused():
     (("--tp", 2, "--leader", "127.0.0.1:1"), "--rank and --leader are given together", 2),
     (("--tp", 2, "--rank", 0, "--leader", "nowhere"), "'nowhere' is not host:port", 1),
     (("--tp", 2, "--cpus", "0"), "--cpus has 1 CPUs for 2 ranks", 1),
+    (("--tp", 2, "--ep-spare", 1), "ep-spare 1 needs an ep of 2 or more", 1),
+    (("--dp", 2, "--ep-spare", 1), "ep-spare 1 with dp 2", 1),
 ])
 def test_options_that_make_no_node_are_refused_at_once(flags, message, status):
     ended = subprocess.run([str(BIN / "lynx-decode"), "--model", str(MODEL), "--control", "127.0.0.1:0", "--http",
                             "127.0.0.1:0", *map(str, flags)], capture_output=True, text=True, timeout=60)
     assert ended.returncode == status and message in ended.stderr, ended.stderr
+    assert "decode-rank-" not in ended.stderr  # No other rank was started.
 
 
 def test_lynx_up_takes_the_widths_of_its_nodes(tmp_path):
@@ -277,3 +326,10 @@ def test_lynx_up_takes_the_widths_of_its_nodes(tmp_path):
     assert up.end(signal.SIGTERM) == 0
     lines = [json.loads(line) for line in up.log().splitlines() if line.startswith("{")]
     assert [line for line in lines if line["level"] not in ("info", "debug")] == []
+
+
+def test_lynx_up_refuses_variables_that_are_for_one_node():
+    for variable in ("LYNX_TP", "LYNX_WORLD"):
+        ended = subprocess.run([str(BIN / "lynx"), "up", "--model", str(MODEL), "--port", "0"], capture_output=True, text=True,
+                               timeout=60, env={**os.environ, variable: "2"})
+        assert ended.returncode == 2 and f"{variable} is set" in ended.stderr, ended.stderr

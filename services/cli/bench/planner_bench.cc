@@ -45,7 +45,7 @@ struct PlannerBenchConfig {
   std::vector<std::string> shapes = {"64x8", "128x8", "160x6", "256x8"};
   std::vector<std::string> batch = {"1", "2", "4", "8", "16", "32", "64", "128", "256"};
   std::vector<std::string> ep;
-  std::vector<std::string> ep_spare = {"0", "1", "2"};
+  std::vector<std::string> ep_spare;  // Empty: 0, 1 and 2.
   int32_t samples = 400;
   int32_t threads = 0;
   bool layer = true;
@@ -400,6 +400,13 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
   }
   LYNX_ASSIGN_OR_RETURN(const RouterTraces traces, ReadRouterTraces(config.traces));
 
+  if (config.ep.empty() && !config.ep_spare.empty()) {
+    return absl::InvalidArgumentError(
+        "--ep-spare is of the ranks that share the experts: give --ep, too");
+  }
+  const std::vector<std::string> ep_spare =
+      config.ep_spare.empty() ? std::vector<std::string>{"0", "1", "2"} : config.ep_spare;
+
   const auto policy_for = [&](const Shape& shape) -> absl::StatusOr<moe::Policy> {
     const moe::Policy policy =
         moe::WithPreset(asked, {.experts = shape.experts, .top_k = shape.top_k});
@@ -416,7 +423,7 @@ absl::Status Run(const PlannerBenchConfig& config, std::ostream& out) {
       for (const std::string& text : config.ep) {
         LYNX_ASSIGN_OR_RETURN(const int32_t ep, ParseRanks(text, shape));
         ranks.push_back(CountOnRanks(traces, policy, shape, batch, ep, config.samples));
-        for (const std::string& spare_text : config.ep_spare) {
+        for (const std::string& spare_text : ep_spare) {
           LYNX_ASSIGN_OR_RETURN(const int32_t spare, ParseSpare(spare_text));
           placements.push_back(
               {shape, batch, ep, spare,
@@ -459,7 +466,8 @@ int RunPlannerBench(int argc, const char* const* argv, std::ostream& out, std::o
                    "Numbers of ranks that share the experts: count those of the fullest rank, with "
                    "and without the policy's ep_balance (0 if it has none)");
   flags.AddStrings("ep-spare", &config.ep_spare,
-                   "With --ep: further experts that each rank has memory for, as copies of others");
+                   "With --ep: further experts that each rank has memory for, as copies of others; "
+                   "0,1,2 unless given");
   flags.AddInt("samples", &config.samples, {1, 1 << 20}, "Plans measured for each row");
   flags.AddInt("threads", &config.threads, {0, 1024},
                "Of the layer; 0: as many as the process may use");

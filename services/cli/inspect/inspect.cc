@@ -1,6 +1,5 @@
 #include "services/cli/inspect/inspect.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,7 +17,7 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
   std::string kv_dtype = "bf16";
   bool as_json = false;
   MemoryQuestion question;
-  model::ParallelLayout layout{.tp = 1, .dp = 0, .ep = 1};
+  model::ParallelLayout layout{.tp = 1, .dp = 1, .ep = 0};
   config::FlagSet flags("lynx inspect", "Says what a model is, and what it takes to serve it.");
   flags.SetOutput(&out);
   flags.AddPositional("model", &model,
@@ -31,9 +30,12 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
   flags.AddChoice("kv-dtype", &kv_dtype, {"f32", "bf16"}, "element type of the KV cache");
   flags.AddInt("tp", &layout.tp, {1, model::kMaxRanks},
                "ranks that attention, dense layers and the vocabulary are split over");
-  flags.AddInt("dp", &layout.dp, {0, model::kMaxRanks},
-               "replicas of these with sequences of their own; 0 takes as many as --ep needs");
-  flags.AddInt("ep", &layout.ep, {1, model::kMaxRanks}, "parts that the experts are split into");
+  flags.AddInt("dp", &layout.dp, {1, model::kMaxRanks},
+               "replicas of these with sequences of their own");
+  flags.AddInt(
+      "ep", &layout.ep, {0, model::kMaxRanks},
+      "parts that the experts are split into, as a node's; 0 takes 1, or with --dp as many "
+      "as there are ranks");
   flags.AddInt("ep-spare", &layout.ep_spare, {0, 65536},
                "experts of each layer that a rank holds beyond its part, as copies of others");
   flags.AddBool("json", &as_json, "print JSON");
@@ -57,7 +59,6 @@ int RunInspect(int argc, const char* const* argv, std::ostream& out, std::ostrea
     memory = PlannedMemory{.question = question, .plan = PlanMemory(*inspection, question)};
   }
   std::optional<RankPlan> ranks;
-  if (layout.dp == 0) layout.dp = std::max(1, layout.ep / layout.tp);
   if ((layout.world() > 1 || layout.ep > 1 || layout.ep_spare > 0) &&
       inspection->spec.has_value()) {
     absl::StatusOr<RankPlan> plan = PlanRanks(*inspection, layout);

@@ -22,9 +22,9 @@ int64_t ParametersOf(const model::ModelSpec& spec, const model::RankShard& shard
 }  // namespace
 
 absl::StatusOr<RankPlan> PlanRanks(const ModelInspection& inspection,
-                                   const model::ParallelLayout& layout) {
+                                   const model::ParallelLayout& given) {
   const model::ModelSpec& spec = *inspection.spec;
-  LYNX_RETURN_IF_ERROR(model::CheckLayout(spec, layout));
+  LYNX_ASSIGN_OR_RETURN(const model::ParallelLayout layout, model::CompleteLayout(spec, given));
   const double parameter_bytes = static_cast<double>(inspection.weight_bytes) /
                                  static_cast<double>(inspection.parameters.total);
   RankPlan plan{.layout = layout, .ranks = {}};

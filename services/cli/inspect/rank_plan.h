@@ -21,9 +21,10 @@ struct RankPlan {
   std::vector<PlannedRank> ranks;
 };
 
-// `inspection` has a spec. Where files hold weights of several types, bytes are shared out by the
-// numbers of parameters. InvalidArgument: as model::CheckLayout().
+// `inspection` has a spec, `given` is as model::CompleteLayout() takes it. Where files hold weights
+// of several types, bytes are shared out by the numbers of parameters. InvalidArgument: as
+// model::CheckLayout().
 absl::StatusOr<RankPlan> PlanRanks(const ModelInspection& inspection,
-                                   const model::ParallelLayout& layout);
+                                   const model::ParallelLayout& given);
 
 }  // namespace lynx::cli

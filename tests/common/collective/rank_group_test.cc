@@ -228,6 +228,20 @@ TEST_F(RankGroupTest, WhoDoesNotFitIsToldAndTheOthersGoOn) {
   EXPECT_THAT(leader_.joined, IsOk());
 }
 
+TEST_F(RankGroupTest, ARefusalHasWhatIsNotAlike) {
+  StartLeader(2);
+  std::thread waiting([&] {
+    leader_.joined = leader_.group->Join("lynx 1\ntp 2\ncompute bf16\nsilent for 1s", nullptr);
+  });
+  const auto other = Other(1);
+  EXPECT_THAT(other->group->Join("lynx 1\ntp 2\ncompute f32\nsilent for 3s", nullptr),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "rank 1 is not as rank 0: it has compute f32, silent for 3s, rank 0 has "
+                       "compute bf16, silent for 1s"));
+  leader_.group->Leave(absl::OkStatus());
+  waiting.join();
+}
+
 TEST_F(RankGroupTest, ASecondProcessOfOneRankIsRefused) {
   StartLeader(3);
   std::thread waiting([&] { leader_.joined = leader_.group->Join("tp 2", nullptr); });

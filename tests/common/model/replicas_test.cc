@@ -296,7 +296,7 @@ TEST(ReplicasTest, TheirExpertsDoNotMove) {
   const Communicators group = collective::ThreadCommunicator::MakeGroup(2, absl::Seconds(60));
   options.ranks = group[0].get();
   EXPECT_THAT(ModelRunner::Load(options),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("ep-spare 1 with dp 2")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ep-spare 1 with dp 2")));
 }
 
 // Any rank, of a replica with rows or without, in layers with experts and dense ones.

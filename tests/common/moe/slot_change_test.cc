@@ -99,6 +99,9 @@ TEST(PlanSlotsTest, ChangesOnlyWhereTheLastStepsWouldHaveGained) {
   // Long ago it would have; not any more.
   history.recent = {{0, 2}, {1, 2}};
   EXPECT_THAT(PlanSlots(slots, history, 1, 0.01).changes, IsEmpty());
+  // Nothing is lost, and nothing gained.
+  history.recent = {{0}, {1}};
+  EXPECT_THAT(PlanSlots(slots, history, 1, 0).changes, IsEmpty());
   history.share = {0.5, 0.5, 0.5, 0.5};
   EXPECT_THAT(PlanSlots(slots, history, 1, 0).changes, IsEmpty());
 }

@@ -325,8 +325,9 @@ TEST(NodeRanksTest, AStepThatAllRefuseDoesNoHarm) {
 
 TEST(NodeRanksTest, RanksThatDifferAreRefusedNamingBoth) {
   TestNode memory(2, 1, {.kv_blocks_of_last = 9});
-  EXPECT_THAT(memory.status(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        HasSubstr("rank 1 has 9, rank 0 has 8")));
+  EXPECT_THAT(memory.status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("the number of KV blocks of rank 1 is 9, of rank 0 8")));
   EXPECT_THAT(memory.End()[1], StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 

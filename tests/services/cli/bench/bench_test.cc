@@ -330,6 +330,7 @@ TEST(BenchRanksTest, WhatDoesNotFitIsNamed) {
 TEST(BenchPlannerTest, BadArgumentsAreNamed) {
   EXPECT_THAT(Bench({"planner", "--ep=2", "--ep-spare=-1", "--layer=false"}).err,
               HasSubstr("'-1'"));
+  EXPECT_THAT(Bench({"planner", "--ep-spare=1", "--layer=false"}).err, HasSubstr("give --ep, too"));
   EXPECT_EQ(Bench({"planner", "--shapes=64"}).status, 2);
   EXPECT_THAT(Bench({"planner", "--shapes=64"}).err, HasSubstr("'64'"));
   EXPECT_THAT(Bench({"planner", "--batch=0"}).err, HasSubstr("'0'"));

@@ -370,7 +370,7 @@ TEST(InspectTest, JsonHasTheFiguresOfTheText) {
 TEST(InspectTest, RanksShareTheModel) {
   const Json whole = Json::parse(Inspect({"qwen3-30b-a3b", "--json"}).out);
   EXPECT_FALSE(whole.contains("parallel"));
-  const Outcome outcome = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4", "--json"});
+  const Outcome outcome = Inspect({"qwen3-30b-a3b", "--tp=2", "--dp=2", "--json"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const Json parallel = Json::parse(outcome.out)["parallel"];
   EXPECT_EQ(parallel["dp"], 2);
@@ -388,16 +388,18 @@ TEST(InspectTest, RanksShareTheModel) {
   EXPECT_NEAR(parallel["ranks"][3]["weight_bytes"].get<double>(),
               experts / 4 + (rest - routers) / 2 + routers, 1e6);
 
-  const Outcome text = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4"});
+  const Outcome text = Inspect({"qwen3-30b-a3b", "--tp=2", "--dp=2"});
   EXPECT_THAT(text.out, AllOf(HasSubstr("4: attention TP 2 x DP 2, experts EP 4 x TP 1"),
                               HasSubstr("query heads 16-31, KV heads 2-3, experts 96-127 "
                                         "(columns 0-767), vocabulary 75968-151935; ")));
   // A spare slot of each of the 48 layers.
   const Json spare = Json::parse(
-      Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=4", "--ep-spare=1", "--json"}).out)["parallel"];
+      Inspect({"qwen3-30b-a3b", "--tp=4", "--ep=4", "--ep-spare=1", "--json"}).out)["parallel"];
   EXPECT_EQ(spare["ranks"][3]["experts"].size(), 33u);
+  const Json none =
+      Json::parse(Inspect({"qwen3-30b-a3b", "--tp=4", "--ep=4", "--json"}).out)["parallel"];
   EXPECT_NEAR(spare["ranks"][3]["weight_bytes"].get<double>() -
-                  parallel["ranks"][3]["weight_bytes"].get<double>(),
+                  none["ranks"][3]["weight_bytes"].get<double>(),
               experts / 128, 1e5);
   const Outcome many = Inspect({"qwen3-30b-a3b", "--tp=2", "--ep=2", "--ep-spare=65"});
   EXPECT_EQ(many.status, 1);
@@ -405,6 +407,23 @@ TEST(InspectTest, RanksShareTheModel) {
   const Outcome odd = Inspect({"qwen3-30b-a3b", "--tp=3"});
   EXPECT_EQ(odd.status, 1);
   EXPECT_THAT(odd.err, HasSubstr("32 query heads cannot be split over tp 3"));
+}
+
+TEST(InspectTest, RanksAreThoseOfANodeWithTheseOptions) {
+  const Json parallel =
+      Json::parse(Inspect({"qwen3-30b-a3b", "--dp=4", "--ep=0", "--json"}).out)["parallel"];
+  EXPECT_EQ(parallel["ep"], 4);
+  EXPECT_EQ(Json::parse(Inspect({"qwen3-30b-a3b", "--tp=4", "--json"}).out)["parallel"]["ep"], 1);
+  for (const auto& [flags, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--ep=4"}, "ep 4 does not divide the 1 ranks"},
+           {{"--dp=2", "--ep-spare=1"}, "ep-spare 1 with dp 2"},
+           {{"--tp=2", "--ep-spare=1"}, "ep-spare 1 needs an ep of 2 or more"}}) {
+    std::vector<std::string> arguments = {"qwen3-30b-a3b"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const Outcome refused = Inspect(arguments);
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_THAT(refused.err, HasSubstr(message));
+  }
 }
 
 TEST(InspectTest, WhatDoesNotFitFails) {
