@@ -64,7 +64,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                     "end when another rank was silent for so long; equal on all ranks");
   flags.AddDuration("rank-call-timeout", &config.rank_call_timeout, {absl::Milliseconds(200)},
                     "end when another rank, though not silent, is awaited for so long in a step");
-  flags.AddInt("threads", &config.threads, {0, 4096},
+  flags.AddInt("threads", &config.threads, {0, 1024},
                "compute threads of each rank; 0 takes every CPU this process may use, or its share "
                "of them for each rank");
   flags.AddString("cpus", &config.cpus,

@@ -6,7 +6,10 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <map>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,6 +94,29 @@ std::string RankIdentity(const std::string& role, const NodeConfig& config,
       absl::StrCat("--rank-timeout ", absl::FormatDuration(config.rank_timeout))};
   lines.insert(lines.end(), more.begin(), more.end());
   return absl::StrJoin(lines, "\n");
+}
+
+// What no code answers for, as that a library gets no memory or no thread under a limit, ends the
+// process in words instead of in a core.
+std::terminate_handler usual_end;
+[[noreturn]] void EndForWant() {
+  const char* want = nullptr;
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    want = "no memory";
+  } catch (const std::system_error& error) {
+    want = error.what();
+  } catch (...) {
+  }
+  if (want == nullptr) {
+    usual_end();
+    std::abort();
+  }
+  std::fprintf(stderr,
+               "cannot go on: %s; see this process's limits of memory, threads and open files\n",
+               want);
+  std::_Exit(1);
 }
 
 // How long the ranks that this process has started may take to end after it has told them.
@@ -453,6 +479,7 @@ std::string NodeRuntime::http_endpoint() const {
 int RunNode(config::FlagSet& flags, int argc, const char* const* argv, const NodeConfig& config,
             const std::string& role, const std::function<absl::Status(NodeRuntime&)>& serve,
             const std::function<absl::Status()>& check) {
+  usual_end = std::set_terminate(EndForWant);
   auto outcome = flags.Parse(argc, argv);
   if (outcome.ok() && *outcome == config::ParseOutcome::kRun) {
     absl::Status fits = CheckNodeConfig(config);

@@ -335,7 +335,7 @@ int RunUp(int argc, const char* const* argv) {
                "experts of each layer that a decode node's ranks hold beyond their part");
   flags.AddString("host", &config.host, "address the router listens on");
   flags.AddInt("port", &config.port, {0, 65535}, "port the router listens on; 0 picks a free one");
-  flags.AddInt("threads", &config.threads, {0, 4096},
+  flags.AddInt("threads", &config.threads, {0, 1024},
                "compute threads of each rank; 0 shares the machine's cores among them, each rank "
                "having its own where there are enough");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},

@@ -516,8 +516,10 @@ void PrefillNode::SendTerminal(const Job& job, proto::Terminal terminal) {
 }
 
 void PrefillNode::Fail(Job& job, const absl::Status& status) {
-  telemetry::LogWarning("prefill failed",
-                        {{"sequence", HexId(job.id)}, {"status", std::string(status.ToString())}});
+  // Aborted: decode has given the hand-off up, mostly since the client has left.
+  telemetry::Log(
+      absl::IsAborted(status) ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning,
+      "prefill failed", {{"sequence", HexId(job.id)}, {"status", std::string(status.ToString())}});
   metrics_.OnFinished(node::NodeMetrics::FinishReason::kError);
   proto::Terminal terminal = TerminalOf(proto::Terminal::KIND_FAILED);
   terminal.set_status_code(static_cast<uint32_t>(status.code()));

@@ -248,6 +248,17 @@ def test_a_rank_that_is_stopped_before_it_is_ready_ends_and_says_so():
         assert "stopped while starting" in other.log()
 
 
+def test_limits_that_libraries_run_into_end_a_node_in_words():
+    words = []
+    for megabytes in range(100, 220, 10):  # Of some a library gets no memory, of some no thread, some are enough.
+        ended = subprocess.run(["bash", "-c", f'ulimit -c 0 -v {megabytes * 1024}; exec timeout 5 "$0" "$@"',
+                                str(BIN / "lynx-decode"), "--model", str(MODEL), "--control", "127.0.0.1:0", "--http",
+                                "127.0.0.1:0", "--threads", "1", "--kv-blocks", "256"], capture_output=True, text=True, timeout=60)
+        assert "terminate called" not in ended.stderr, (megabytes, ended.stderr[-500:])
+        words += [line for line in ended.stderr.splitlines() if line.startswith("cannot go on: ")]
+    assert words
+
+
 def test_check_config_looks_at_the_model_where_it_is_there():
     def check(*flags):
         return subprocess.run([str(BIN / "lynx-decode"), "--check-config", *map(str, flags)], capture_output=True,
