@@ -45,9 +45,20 @@ void StopSignal::Arm() {
   armed_ = true;
 }
 
+void StopSignal::Request() {
+  MutexLock lock(mu_);
+  requested_ = true;
+  changed_.NotifyAll();
+}
+
 void StopSignal::Wait() {
   MutexLock lock(mu_);
-  while (!signalled_) changed_.Wait(mu_);
+  while (!requested_) changed_.Wait(mu_);
+}
+
+bool StopSignal::hurried() const {
+  MutexLock lock(mu_);
+  return signals_ > 1;
 }
 
 void StopSignal::On(int signal_number, std::function<void()> call) {
@@ -72,11 +83,12 @@ void StopSignal::Watch() {
       if (log_) log_("stopped while starting");
       std::_Exit(0);
     }
-    if (signalled_) {
-      if (log_) log_("second signal, ending without drain");
+    if (++signals_ > 2) {
+      if (log_) log_("third signal, ending at once");
       std::_Exit(1);
     }
-    signalled_ = true;
+    if (signals_ == 2 && log_) log_("second signal, ending without waiting for work to finish");
+    requested_ = true;
     changed_.NotifyAll();
   }
 }

@@ -485,7 +485,9 @@ std::unique_ptr<transfer::Landing> KvSender::OnMessage(PeerId peer_id,
     metrics_.OnDropped(transfer::Drop::kRole);
     proto::TransferHeader reply = transfer::MakeHeader(self_.incarnation, header->sender());
     reply.mutable_handshake_reply()->set_message(
-        "role differs: the sender wants a decode node, this is a prefill node");
+        "role differs: the sender wants a decode node that takes KV, this end sends it, as a "
+        "prefill "
+        "node does");
     reply.mutable_handshake_reply()->set_status_code(
         static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
     SendControl(peer_id, reply);

@@ -25,7 +25,8 @@
 
 namespace lynx::handoff {
 
-// Sends finished KV to decode nodes: the sending side of docs/protocols/handoff.md.
+// Sends finished KV to decode nodes: the sending side of docs/protocols/handoff.md. A prefill node
+// has one, and so has a decode node, for the sequences that leave it when it drains.
 //
 // KV leaves straight from the arenas. The caller holds the lease of all blocks it pushed until the
 // hand-off's Done has run; only then does nothing read them any more. Begin, Push (as layers

@@ -106,6 +106,8 @@ void NodeControl::OnMessage(rpc::PeerId peer, proto::Envelope envelope) {
     case proto::Envelope::kReserve:
     case proto::Envelope::kPrefill:
     case proto::Envelope::kCancel:
+    case proto::Envelope::kHandOff:
+    case proto::Envelope::kDrain:
       delegate_.OnRequest(sender, envelope);
       return;
     default:

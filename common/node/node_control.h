@@ -43,7 +43,7 @@ class NodeControl final : public rpc::Channel::Handler {
     virtual ~Delegate() = default;
     // Everything the node wants routers to know now.
     virtual proto::NodeStatus Status() = 0;
-    // reserve, prefill or cancel of a live router, addressed to this incarnation.
+    // reserve, prefill, cancel, hand_off or drain of a live router, addressed to this incarnation.
     virtual void OnRequest(Incarnation router, const proto::Envelope& envelope) = 0;
     // The router went silent for the timeout, or has given this node up and begun anew: nobody
     // waits for its sequences any more.

@@ -312,12 +312,20 @@ absl::Status NodeRuntime::Follow(model::ModelRunner& runner, const MakeRankWorke
       transfer::UcxEngine::Create(
           {.transports = config_.ucx_tls, .net_devices = config_.ucx_net_devices}, loop));
   const std::string address = engine->LocalAddress();
+  std::unique_ptr<transfer::TransferEngine> send_engine;
+  if (role_ == "decode") {
+    LYNX_ASSIGN_OR_RETURN(
+        send_engine,
+        transfer::UcxEngine::Create(
+            {.transports = config_.ucx_tls, .net_devices = config_.ucx_net_devices}, loop));
+  }
   std::unique_ptr<RankWorker> worker;
   loop.RunAndWait([&] {
     worker = make_worker(
         {.identity = TransferIdentity(ranks_->incarnation(), runner, layout(), config_.rank),
          .kv = runner.kv(),
          .engine = std::move(engine),
+         .send_engine = std::move(send_engine),
          .loop = loop,
          .registry = registry_,
          .rank0 = *ranks_});
@@ -517,11 +525,12 @@ void NodeRuntime::RunUntilStopped(ThreadEventLoop& loop, const std::function<voi
   bool done = false;
   for (;;) {
     loop.RunAndWait([&] { done = idle(); });
-    if (done || SteadyClock::Instance().Now() >= deadline) break;
+    if (done || stop_.hurried() || SteadyClock::Instance().Now() >= deadline) break;
     absl::SleepFor(absl::Milliseconds(20));
   }
   if (!done) loop.RunAndWait(cut_off);
-  telemetry::LogInfo(done ? "drained" : "drain timeout, sequences are cut off");
+  telemetry::LogInfo(done ? "drained" : "sequences are cut off",
+                     {{"hurried", stop_.hurried() ? "true" : "false"}});
   loop.Stop();
 }
 

@@ -67,7 +67,10 @@ class NodeRuntime {
   // not alive (/livez), while its loop and pages still answer.
   std::function<void(bool)> WatchSteps();
 
-  // Blocks until a signal asks the process to end; then not ready, runs `drain` on the loop, and
+  // As a signal does that asks the process to end. Thread-safe.
+  void AskToEnd() { stop_.Request(); }
+
+  // Blocks until something asks the process to end; then not ready, runs `drain` on the loop, and
   // waits until `idle`, asked on the loop, says so or the drain timeout has passed: then `cut_off`
   // runs there. The loop is stopped when this returns: destroy what runs on it.
   void RunUntilStopped(ThreadEventLoop& loop, const std::function<void()>& drain,

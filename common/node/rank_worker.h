@@ -25,6 +25,8 @@ struct RankWorkerParts {
   transfer::NodeIdentity identity;
   kv::KvArena& kv;
   std::unique_ptr<transfer::TransferEngine> engine;  // Not started.
+  // Of a decode node, which `engine` takes KV for: what sequences that leave it are sent by.
+  std::unique_ptr<transfer::TransferEngine> send_engine = nullptr;
   EventLoop& loop;
   telemetry::Registry& registry;
   RankChannel& rank0;

@@ -15,6 +15,8 @@ constexpr std::pair<int, const char*> kKinds[] = {
     {Envelope::kReserve, "reserve"},
     {Envelope::kPrefill, "prefill"},
     {Envelope::kCancel, "cancel"},
+    {Envelope::kHandOff, "hand_off"},
+    {Envelope::kDrain, "drain"},
     {Envelope::kNodeStatus, "node_status"},
     {Envelope::kGrant, "grant"},
     {Envelope::kRefused, "refused"},

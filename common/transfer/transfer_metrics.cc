@@ -74,11 +74,11 @@ TransferMetrics::TransferMetrics(telemetry::Registry& registry, const std::strin
                                        "Set-up of a connection, self-test included.",
                                        telemetry::kTransferSeconds)),
       connecting_(registry.AddGauge("lynx_kv_transfer_peers", "Connections by state.",
-                                    {{"state", "connecting"}})),
+                                    {{"direction", direction}, {"state", "connecting"}})),
       connected_(registry.AddGauge("lynx_kv_transfer_peers", "Connections by state.",
-                                   {{"state", "connected"}})),
+                                   {{"direction", direction}, {"state", "connected"}})),
       failed_(registry.AddGauge("lynx_kv_transfer_peers", "Connections by state.",
-                                {{"state", "failed"}})),
+                                {{"direction", direction}, {"state", "failed"}})),
       quarantined_(registry.AddGauge("lynx_kv_transfer_quarantined_bytes",
                                      "Staging memory of dead hand-offs that the transport may "
                                      "still write to.")) {

@@ -51,8 +51,9 @@ DecodeNode::DecodeNode(const Options& options, const StepPolicy& policy, Quality
 
 DecodeNode::~DecodeNode() = default;
 
-void DecodeNode::Start(KvReceiver& receiver) {
+void DecodeNode::Start(KvReceiver& receiver, handoff::KvSender& sender) {
   receiver_ = &receiver;
+  sender_ = &sender;
   metrics_.SetCapacityBlocks(engine_.pool().capacity_blocks() * std::ssize(replicas_));
   metrics_.SetState(proto::NODE_STATE_READY);
   control_.Start();
@@ -99,6 +100,8 @@ proto::NodeStatus DecodeNode::Status() {
   }
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
   status.set_remaps(policy_.own().lossy());
+  status.set_moves_sequences(true);
+  status.set_drains_on_request(true);
   node::DescribeTotals(sampled_tokens_, moe_metrics_.totals(), status);
   return status;
 }
@@ -110,6 +113,13 @@ void DecodeNode::OnRequest(Incarnation router, const proto::Envelope& envelope) 
       return;
     case proto::Envelope::kCancel:
       Cancel(envelope.cancel().sequence(), router);
+      return;
+    case proto::Envelope::kHandOff:
+      OnHandOff(router, envelope.hand_off());
+      return;
+    case proto::Envelope::kDrain:
+      telemetry::LogInfo("asked to drain", {{"router", HexId(router)}});
+      options_.ask_to_end ? options_.ask_to_end() : Drain();
       return;
     default:
       OnPrefill(router, envelope.prefill());
@@ -264,6 +274,7 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
     return Refuse(router, id, Refused::REASON_INVALID, std::string(status.message()));
   }
   const Claim claim = EndGrant(grant).claim;
+  stream->claim = claim;
   receiver_->Cancel(id);
   metrics_.local_prefills.Increment();
   stream->first = std::make_unique<proto::FirstToken>();
@@ -273,6 +284,155 @@ void DecodeNode::OnPrefill(Incarnation router, const proto::Prefill& request) {
   streams_.emplace(id, *std::move(stream));
   node::LogTaken("prompt taken", id, request.names());
   MaybeStep();
+}
+
+void DecodeNode::OnHandOff(Incarnation router, const proto::HandOff& request) {
+  using proto::Refused;
+  const SequenceId id = request.sequence();
+  const auto it = streams_.find(id);
+  if (it == streams_.end() || it->second.router != router) {
+    return Refuse(router, id, Refused::REASON_NOT_READY, "the sequence is not here");
+  }
+  Stream& stream = it->second;
+  if (stream.sequence->cancelled()) return;  // Its last word follows.
+  if (stream.leaving != nullptr) {
+    return Refuse(router, id, Refused::REASON_DUPLICATE, "the sequence is leaving already");
+  }
+  if (absl::Status wrong = CheckHandOff(stream, request); !wrong.ok()) {
+    const auto reason = absl::IsInvalidArgument(wrong)      ? Refused::REASON_INVALID
+                        : absl::IsFailedPrecondition(wrong) ? Refused::REASON_INCOMPATIBLE
+                                                            : Refused::REASON_BUSY;
+    return Refuse(router, id, reason, std::string(wrong.message()));
+  }
+  stream.leaving = std::make_unique<Leaving>();
+  stream.leaving->request = request;
+  stream.leaving->deadline =
+      loop_.Now() + std::min(absl::Milliseconds(request.deadline_ms()), options_.max_leave_time);
+  leaving_ += 1;
+  if (!MayLeaveNow(stream)) return;
+  Leave(id);
+  MaybeStep();
+}
+
+absl::Status DecodeNode::CheckHandOff(const Stream& stream, const proto::HandOff& request) const {
+  const engine::Sequence& sequence = *stream.sequence;
+  const proto::GrantInfo& grant = request.grant();
+  const int32_t tokens = request.tokens();
+  const int32_t held = grant.held_prefix_tokens();
+  if (tokens <= static_cast<int32_t>(sequence.prompt().size()) || held < 0 || held >= tokens ||
+      held % kv::kBlockTokens != 0 || grant.blocks() < kv::BlocksFor(tokens)) {
+    return absl::InvalidArgumentError(absl::StrCat("a grant of ", grant.blocks(), " blocks, ", held,
+                                                   " tokens held, does not take a sequence of ",
+                                                   tokens, " tokens"));
+  }
+  if (grant.compatibility_hash() != engine_.runner().compatibility_hash()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the grant is for KV ", grant.compatibility_hash(), ", this node's is ",
+                     engine_.runner().compatibility_hash()));
+  }
+  if (stream.first != nullptr) {
+    return absl::UnavailableError("its prompt is still to be computed");
+  }
+  if (static_cast<int32_t>(sequence.tokens().size()) - 1 > tokens) {
+    return absl::UnavailableError(absl::StrCat("it has ", sequence.tokens().size(),
+                                               " tokens already, and was to leave with ", tokens));
+  }
+  if (leaving_ >= options_.max_leaving) {
+    return absl::UnavailableError(absl::StrCat(leaving_, " sequences are leaving, the limit"));
+  }
+  return absl::OkStatus();
+}
+
+bool DecodeNode::MayLeaveNow(const Stream& stream) const {
+  const engine::Sequence& sequence = *stream.sequence;
+  return !stream.in_step && !sequence.cancelled() && sequence.pending_tokens() == 1 &&
+         sequence.computed_tokens() == stream.leaving->request.tokens();
+}
+
+void DecodeNode::Leave(SequenceId id) {
+  Stream& stream = streams_.at(id);
+  stream.replica->scheduler.Remove(id);
+  auto handoff = sender_->Begin(
+      stream.leaving->request.grant(), stream.leaving->deadline,
+      [this, id](const absl::Status& status) { OnHandedOff(id, status); }, stream.replica->number);
+  if (!handoff.ok()) return Return(id, handoff.status());
+  stream.leaving->handoff = *handoff;
+  stream.sequence->ReleaseUnneeded();
+  const absl::Status sent = SendKv(stream);
+  if (!sent.ok() && !absl::IsNotFound(sent)) {
+    sender_->Abort(*handoff, std::string(sent.message()));
+  }
+}
+
+absl::Status DecodeNode::SendKv(Stream& stream) {
+  const engine::Sequence& sequence = *stream.sequence;
+  const proto::HandOff& request = stream.leaving->request;
+  const handoff::KvSender::HandoffId handoff = *stream.leaving->handoff;
+  const kv::KvGroups& groups = engine_.pool().groups();
+  const auto past = static_cast<int32_t>(kv::BlocksFor(request.tokens()));
+  for (int32_t layer = 0; layer < engine_.runner().spec().layers; ++layer) {
+    const int32_t group = groups.group_of(layer);
+    const int32_t first = std::max(request.grant().held_prefix_tokens() / kv::kBlockTokens,
+                                   groups.FirstBlock(group, request.tokens()));
+    if (past <= first) continue;
+    LYNX_RETURN_IF_ERROR(
+        sender_->Push(handoff, layer, first,
+                      sequence.blocks().group(group).subspan(static_cast<size_t>(first),
+                                                             static_cast<size_t>(past - first))));
+  }
+  proto::CommitBody body;
+  body.set_sequence(request.granted_sequence());
+  body.set_router(stream.router);
+  body.mutable_prompt()->Assign(sequence.prompt().begin(), sequence.prompt().end());
+  const std::span<const TokenId> output = sequence.output();
+  body.mutable_output()->Assign(output.begin(), output.end() - 1);
+  body.mutable_first_token()->set_id(output.back());
+  *body.mutable_sampling() = stream.sampling;
+  body.set_cache_salt(stream.cache_salt);
+  body.set_blocks(past);
+  body.set_exact_tokens(stream.exact_tokens);
+  body.set_foreign_prompt(stream.foreign_prompt);
+  return sender_->Commit(handoff, body);
+}
+
+void DecodeNode::OnHandedOff(SequenceId id, const absl::Status& status) {
+  Stream& stream = streams_.at(id);
+  if (stream.sequence->cancelled()) {
+    Erase(id);
+    return MaybeStep();
+  }
+  if (!status.ok()) {
+    Return(id, status);
+    return MaybeStep();
+  }
+  metrics_.OnFinished(NodeMetrics::FinishReason::kHandOff);
+  proto::Terminal terminal;
+  terminal.set_kind(proto::Terminal::KIND_HANDED_OFF);
+  terminal.set_output_tokens(static_cast<uint32_t>(stream.sequence->output().size()));
+  SendTerminal(stream.router, id, std::move(terminal));
+  KeepPrefix(stream);
+  Forget(id);
+  MaybeStep();
+}
+
+// The other node may have adopted it all the same, if its answer is what was lost: the router hears
+// of that, and listens to one of the two.
+void DecodeNode::Return(SequenceId id, const absl::Status& why) {
+  Stream& stream = streams_.at(id);
+  telemetry::LogWarning("a sequence stays, its hand-off failed",
+                        {{"sequence", HexId(id)}, {"status", std::string(why.ToString())}});
+  const auto tokens = static_cast<int32_t>(stream.sequence->tokens().size());
+  stream.replica->scheduler.Add(id, tokens, stream.sequence->blocks().end_block(),
+                                options_.prefix_cache ? (tokens - 1) / kv::kBlockTokens : 0,
+                                stream.claim);
+  Stay(id, std::string(why.message()));
+}
+
+void DecodeNode::Stay(SequenceId id, const std::string& why) {
+  Stream& stream = streams_.at(id);
+  stream.leaving = nullptr;
+  leaving_ -= 1;
+  Refuse(stream.router, id, proto::Refused::REASON_BUSY, why);
 }
 
 DecodeNode::Granted DecodeNode::EndGrant(std::map<SequenceId, Granted>::iterator grant) {
@@ -321,14 +481,15 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   if (status.ok() && stream->sequence->finished()) {
     status = absl::InvalidArgumentError("a finished sequence was handed off");
   }
-  // What else was held for it than what was asked for when it was, or by a prefill node of another
-  // numeric class, is not what that node would have computed.
+  // What else was held for it than what was asked for when it was, or by a node of another numeric
+  // class, is not what that node would have computed.
+  const bool same_class = adopted.same_class && !adopted.body.foreign_prompt();
   const bool held_exact = granted.exact_tokens == granted.held_tokens;
   if (status.ok() && granted.held_tokens > 0 && !MayBeLossy(stream->policy) &&
-      !(held_exact && adopted.same_class)) {
-    status = absl::AbortedError(absl::StrCat(
-        "the sequence is to be exact, and of the ", granted.held_tokens, " tokens held for it ",
-        adopted.same_class ? granted.exact_tokens : 0, " are"));
+      !(held_exact && same_class)) {
+    status = absl::AbortedError(absl::StrCat("the sequence is to be exact, and of the ",
+                                             granted.held_tokens, " tokens held for it ",
+                                             same_class ? granted.exact_tokens : 0, " are"));
   }
   if (!status.ok()) {
     SendFailure(adopted.router, id, status, static_cast<int64_t>(output.size()));
@@ -342,8 +503,12 @@ void DecodeNode::OnAdopt(Adopted adopted) {
   granted.replica->scheduler.Add(id, prompt_tokens + 1, end_block,
                                  options_.prefix_cache ? prompt_tokens / kv::kBlockTokens : 0,
                                  granted.claim);
-  if (!held_exact || !adopted.same_class) stream->exact_tokens = granted.exact_tokens;
-  stream->foreign_prompt = !adopted.same_class && !MayBeLossy(stream->policy);
+  stream->claim = granted.claim;
+  if (!held_exact || !same_class) stream->exact_tokens = granted.exact_tokens;
+  if (adopted.body.has_exact_tokens()) {
+    stream->exact_tokens = std::min(stream->exact_tokens, std::max(0, adopted.body.exact_tokens()));
+  }
+  stream->foreign_prompt = !same_class && !MayBeLossy(stream->policy);
   KeepPrefix(*stream);
   streams_.emplace(id, *std::move(stream));
   MaybeStep();
@@ -358,6 +523,8 @@ absl::StatusOr<DecodeNode::Stream> DecodeNode::NewStream(Replica& replica, Incar
   stream.replica = &replica;
   stream.router = router;
   stream.root_prefix = kv::RootPrefix(cache_salt);
+  stream.sampling = sampling;
+  stream.cache_salt = cache_salt;
   stream.adopted = loop_.Now();
   const int64_t most = std::min(static_cast<int64_t>(prompt.size()) + sampling.max_new_tokens(),
                                 int64_t{options_.max_context_tokens});
@@ -412,6 +579,11 @@ void DecodeNode::Cancel(SequenceId id, Incarnation router) {
   if (stream.sequence->cancelled()) return;
   stream.sequence->Cancel();
   stream.cancelled = loop_.Now();
+  if (stream.leaving != nullptr && stream.leaving->handoff.has_value()) {
+    sender_->Abort(*stream.leaving->handoff,
+                   "the sequence was cancelled");  // OnHandedOff() follows.
+    return;
+  }
   if (!stream.in_step) {
     Erase(id);
     MaybeStep();
@@ -447,6 +619,14 @@ void DecodeNode::FailLate() {
                 absl::DeadlineExceededError("the prompt was not computed in time"), 0);
     Forget(id);
   }
+  if (leaving_ == 0) return;
+  late.clear();
+  for (const auto& [id, stream] : streams_) {
+    const Leaving* leaving = stream.leaving.get();
+    if (leaving == nullptr || leaving->handoff.has_value()) continue;
+    if (leaving->deadline <= loop_.Now()) late.push_back(id);
+  }
+  for (const SequenceId id : late) Stay(id, "it did not come to where it was to leave in time");
 }
 
 void DecodeNode::MaybeStep() {
@@ -624,6 +804,7 @@ void DecodeNode::OnStepDone() {
   quality_.EndStep(step_status_, engine_.results(), engine_.runner().stats(), took, loop_.Now());
   std::map<Incarnation, proto::Envelope> batches;
   std::vector<std::pair<SequenceId, proto::Terminal>> finished;
+  std::vector<SequenceId> leaving;
   int64_t rows = 0;
   const auto& plans = engine_.runner().stats().plans;
   const bool remapped = std::any_of(plans.begin(), plans.end(), [](const moe::PlanStats& plan) {
@@ -675,6 +856,7 @@ void DecodeNode::OnStepDone() {
     }
     if (!sequence.finished()) {
       stream.replica->scheduler.OnToken(id);
+      if (stream.leaving != nullptr) leaving.push_back(id);
       continue;
     }
     proto::Terminal terminal;
@@ -698,6 +880,14 @@ void DecodeNode::OnStepDone() {
     SendTerminal(streams_.at(id).router, id, std::move(terminal));
     KeepPrefix(streams_.at(id));
     Forget(id);
+  }
+  for (const SequenceId id : leaving) {
+    Stream& stream = streams_.at(id);
+    if (MayLeaveNow(stream)) {
+      Leave(id);
+    } else if (stream.sequence->computed_tokens() > stream.leaving->request.tokens()) {
+      Stay(id, "it has come past where it was to leave");
+    }
   }
   const bool completed = step_status_.ok();
   const bool backed_off = backed_off_;
@@ -742,6 +932,7 @@ void DecodeNode::SendFailure(Incarnation router, SequenceId id, const absl::Stat
 void DecodeNode::Forget(SequenceId id) {
   const auto it = streams_.find(id);
   it->second.replica->scheduler.Remove(id);
+  if (it->second.leaving != nullptr) leaving_ -= 1;
   streams_.erase(it);
 }
 

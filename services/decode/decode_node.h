@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "common/base/ids.h"
 #include "common/concurrency/event_loop.h"
 #include "common/engine/engine.h"
+#include "common/handoff/kv_sender.h"
 #include "common/kv/prefix_cache.h"
 #include "common/node/moe_metrics.h"
 #include "common/node/node_control.h"
@@ -42,6 +44,11 @@ namespace lynx::decode {
 // What sequences leave behind is kept for prompts that begin alike (kv::PrefixCache): a grant then
 // holds the blocks of such a prefix, and only the rest is handed over.
 //
+// A sequence may leave for another decode node: when the router asks, as it does when this node
+// drains, and its KV is complete up to the token that the router has named, it stops here, its KV
+// is sent, and once the other node has adopted it this one forgets it. When that fails it goes on
+// here: the router listens to one of the two only.
+//
 // Attention replicas have sequences and blocks of their own, and are scheduled each for itself; a
 // sequence stays with the one that granted it room. What all of them have planned is one step.
 class DecodeNode final : private node::NodeControl::Delegate,
@@ -62,7 +69,11 @@ class DecodeNode final : private node::NodeControl::Delegate,
     bool takes_prompts = false;          // Computes prompts, scheduler.chunk_rows rows in a step.
     absl::Duration max_lease = absl::Minutes(10);  // Caps what a router asks for.
     absl::Duration max_prefill_time = absl::Minutes(10);
+    int32_t max_leaving = 64;  // Asked to leave and not gone; more are refused as busy.
+    absl::Duration max_leave_time = absl::Minutes(1);
     absl::Duration router_timeout = absl::Seconds(10);
+    // A router has asked for what SIGTERM does; null: Drain().
+    std::function<void()> ask_to_end = nullptr;
   };
 
   // All references outlive the node; the executor's running step must have ended before the node
@@ -73,8 +84,8 @@ class DecodeNode final : private node::NodeControl::Delegate,
   ~DecodeNode() override;
 
   // The calls below and all work happen on the loop. `receiver`, whose handler is this node,
-  // outlives it.
-  void Start(KvReceiver& receiver);
+  // outlives it; so does `sender`, but it may be destroyed first when the loop has stopped.
+  void Start(KvReceiver& receiver, handoff::KvSender& sender);
   // Grants nothing more; what was granted goes on.
   void Drain();
   // The process ends: tells the routers, so that they place what is here anew at once.
@@ -103,11 +114,22 @@ class DecodeNode final : private node::NodeControl::Delegate,
     int32_t sequences() const { return grants + scheduler.sequences(); }
   };
 
+  // What a sequence that is to leave was asked.
+  struct Leaving {
+    proto::HandOff request;
+    absl::Time deadline;
+    std::optional<handoff::KvSender::HandoffId> handoff;  // It has stopped, and its KV is sent.
+  };
+
   // A sequence that was adopted, or whose prompt is computed here.
   struct Stream {
     Replica* replica = nullptr;
     Incarnation router = 0;
     std::unique_ptr<engine::Sequence> sequence;
+    proto::SamplingParams sampling;
+    std::string cache_salt;
+    Claim claim;
+    std::unique_ptr<Leaving> leaving;
     // Until it is sent; null where it was prefill's to send.
     std::unique_ptr<proto::FirstToken> first;
     absl::Time first_due = absl::InfiniteFuture();
@@ -135,13 +157,26 @@ class DecodeNode final : private node::NodeControl::Delegate,
 
   void OnReserve(Incarnation router, const proto::Reserve& request);
   void OnPrefill(Incarnation router, const proto::Prefill& request);
+  void OnHandOff(Incarnation router, const proto::HandOff& request);
+  // What is wrong with the request; OK: the sequence can leave as it says.
+  absl::Status CheckHandOff(const Stream& stream, const proto::HandOff& request) const;
+  // It has come to where it leaves; it is in no step.
+  bool MayLeaveNow(const Stream& stream) const;
+  // Stops it and sends its KV.
+  void Leave(SequenceId id);
+  absl::Status SendKv(Stream& stream);
+  void OnHandedOff(SequenceId id, const absl::Status& status);
+  // It goes on here: it had stopped; or it has not.
+  void Return(SequenceId id, const absl::Status& why);
+  void Stay(SequenceId id, const std::string& why);
   // A stream of `prompt` and the tokens sampled already. InvalidArgument, OutOfRange: it cannot be
   // served here.
   absl::StatusOr<Stream> NewStream(Replica& replica, Incarnation router,
                                    std::vector<TokenId> prompt,
                                    const proto::SamplingParams& sampling,
                                    std::span<const TokenId> output, const std::string& cache_salt);
-  // Gives up prompts whose first token is overdue; not while a step runs.
+  // Gives up prompts whose first token is overdue, and keeps what has not left in time; not while
+  // a step runs.
   void FailLate();
   // The longest prefix of the prompt that is there and may be used.
   kv::PrefixCache::Found FindPrefix(Replica& replica, const proto::Reserve& request);
@@ -186,6 +221,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   node::MoeMetrics& moe_metrics_;
   node::NodeControl control_;
   KvReceiver* receiver_ = nullptr;
+  handoff::KvSender* sender_ = nullptr;
   kv::PrefixLedger prefixes_;  // Of all replicas.
   std::vector<std::unique_ptr<Replica>> replicas_;
   node::StepTimeFit step_time_;
@@ -207,6 +243,7 @@ class DecodeNode final : private node::NodeControl::Delegate,
   // Takes the grant out.
   Granted EndGrant(std::map<SequenceId, Granted>::iterator grant);
   int64_t sampled_tokens_ = 0;  // Since the start.
+  int32_t leaving_ = 0;         // Streams that are to leave.
   bool draining_ = false;
 
   // The running step.

@@ -23,7 +23,7 @@
 #include "common/telemetry/log.h"
 #include "common/transfer/ucx_engine.h"
 #include "services/decode/decode_node.h"
-#include "services/decode/handoff/rank_receiver.h"
+#include "services/decode/handoff/decode_rank.h"
 #include "services/decode/policy/step_policy.h"
 #include "services/decode/quality/quality_watch.h"
 
@@ -95,8 +95,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
                         runtime.LoadEngine(
                             config.node.step_rows, config.max_batch,
                             [](node::RankWorkerParts parts) {
-                              return std::make_unique<RankReceiver>(std::move(parts),
-                                                                    RankReceiver::Options{});
+                              return std::make_unique<DecodeRank>(std::move(parts),
+                                                                  DecodeRank::Options{});
                             },
                             /*remap_mixed_steps=*/config.lynx_mixed_steps == "piggyback"));
   telemetry::LogInfo(
@@ -127,8 +127,13 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
       auto transfer,
       transfer::UcxEngine::Create(
           {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
+  LYNX_ASSIGN_OR_RETURN(
+      auto send_transfer,
+      transfer::UcxEngine::Create(
+          {.transports = config.node.ucx_tls, .net_devices = config.node.ucx_net_devices}, loop));
   std::unique_ptr<DecodeNode> node;
   std::unique_ptr<KvReceiver> receiver;
+  std::unique_ptr<handoff::KvSender> sender;
   ReceiverRanks ranks;
   if (runtime.ranks() != nullptr) ranks = {runtime.ranks(), runtime.ranks()->endpoints()};
   node::ThreadStepExecutor executor(loop, runtime.WatchSteps());
@@ -149,17 +154,24 @@ absl::Status Serve(node::NodeRuntime& runtime, const DecodeConfig& config) {
             .takes_prompts = prompt_rows > 0,
             .max_lease = config.max_lease,
             .max_prefill_time = config.max_prefill_time,
-            .router_timeout = config.node.router_timeout},
+            .router_timeout = config.node.router_timeout,
+            .ask_to_end = [&runtime] { runtime.AskToEnd(); }},
         *policy, quality, *engine, executor, loop, *channel, metrics, moe_metrics);
-    receiver = std::make_unique<KvReceiver>(
-        node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout()),
-        engine->runner().kv(), std::move(transfer), loop, runtime.registry(), *node,
-        KvReceiver::Options{}, std::move(ranks));
-    node->Start(*receiver);
+    const transfer::NodeIdentity identity =
+        node::TransferIdentity(runtime.incarnation(), engine->runner(), runtime.layout());
+    receiver = std::make_unique<KvReceiver>(identity, engine->runner().kv(), std::move(transfer),
+                                            loop, runtime.registry(), *node, KvReceiver::Options{},
+                                            std::move(ranks));
+    sender = std::make_unique<handoff::KvSender>(identity, engine->runner().kv(),
+                                                 std::move(send_transfer), loop, runtime.registry(),
+                                                 handoff::KvSender::Options{}, runtime.ranks());
+    node->Start(*receiver, *sender);
   });
-  const node::RankListener listener(
-      runtime.ranks(), loop,
-      [&](int rank, const proto::RankMessage& message) { receiver->OnRankMessage(rank, message); });
+  const node::RankListener listener(runtime.ranks(), loop,
+                                    [&](int rank, const proto::RankMessage& message) {
+                                      receiver->OnRankMessage(rank, message);
+                                      sender->OnRankMessage(rank, message);
+                                    });
   const absl::Status ready = runtime.SetReady(channel->endpoint());
   if (ready.ok()) {
     runtime.RunUntilStopped(

@@ -68,7 +68,8 @@ absl::Status Serve(node::NodeRuntime& runtime, const PrefillConfig& config) {
                                            .max_jobs = config.max_prompts,
                                            .max_queued_tokens = config.max_queued_tokens},
                              .max_prefill_time = config.max_prefill_time,
-                             .router_timeout = config.node.router_timeout},
+                             .router_timeout = config.node.router_timeout,
+                             .ask_to_end = [&runtime] { runtime.AskToEnd(); }},
         *engine, *sender, executor, loop, *channel, metrics, moe_metrics);
     node->Start();
   });

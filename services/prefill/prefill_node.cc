@@ -97,6 +97,7 @@ proto::NodeStatus PrefillNode::Status() {
   status.set_waiting_sequences(waiting);
   status.set_queued_prompt_tokens(queued_tokens);
   StepTimeToWire(step_time_.Get(), *status.mutable_step_time());
+  status.set_drains_on_request(true);
   node::DescribeTotals(computed_tokens_, moe_metrics_.totals(), status);
   return status;
 }
@@ -111,6 +112,14 @@ void PrefillNode::OnRequest(Incarnation router, const proto::Envelope& envelope)
       if (it != jobs_.end() && it->second.router == router) Cancel(it->first);
       return;
     }
+    case proto::Envelope::kHandOff:
+      Refuse(router, envelope.hand_off().sequence(), proto::Refused::REASON_INVALID,
+             "a prefill node hands prompts over by itself");
+      return;
+    case proto::Envelope::kDrain:
+      telemetry::LogInfo("asked to drain", {{"router", HexId(router)}});
+      options_.ask_to_end ? options_.ask_to_end() : Drain();
+      return;
     default:
       Refuse(router, envelope.reserve().sequence(), proto::Refused::REASON_INVALID,
              "a prefill node grants no room");

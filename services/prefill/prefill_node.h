@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,6 +44,8 @@ class PrefillNode final : private node::NodeControl::Delegate, private engine::S
     PrefillScheduler::Options scheduler;  // Of each replica.
     absl::Duration max_prefill_time = absl::Minutes(10);  // Caps the deadline a router asks for.
     absl::Duration router_timeout = absl::Seconds(10);
+    // A router has asked for what SIGTERM does; null: Drain().
+    std::function<void()> ask_to_end = nullptr;
   };
 
   // All references outlive the node; the executor's running step must have ended before the node

@@ -36,6 +36,7 @@
 #include "services/router/front/access_control.h"
 #include "services/router/front/completion_handler.h"
 #include "services/router/front/rate_limiter.h"
+#include "services/router/membership/drain_request.h"
 #include "services/router/membership/node_registry.h"
 #include "services/router/membership/nodes_page.h"
 #include "services/router/membership/resolver.h"
@@ -141,10 +142,12 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
   options.session.first_token_timeout = config.first_token_timeout;
   options.session.token_timeout = config.token_timeout;
   options.session.handoff_timeout = config.handoff_timeout;
+  options.session.move_timeout = config.move_timeout;
   options.session.gap_timeout = config.gap_timeout;
   options.admission.max_in_flight = static_cast<size_t>(config.max_inflight);
   options.admission.max_queued = static_cast<size_t>(config.max_queued);
   options.grant_lease = config.grant_lease;
+  options.max_moves = config.max_moves;
   options.max_duration = config.request_timeout;
   options.slo_ttft = SloLimit(config.slo_ttft);
   options.slo_tpot = SloLimit(config.slo_tpot);
@@ -153,6 +156,27 @@ ClusterService::Options ServiceOptions(const RouterConfig& config) {
     options.session.queue_timeout = std::min(config.queue_timeout, config.slo_ttft);
   }
   return options;
+}
+
+http::HttpResponse DrainNode(const http::HttpRequest& request, NodeRegistry& nodes) {
+  const auto answer = [](int status, std::string body) {
+    return http::HttpResponse{.status = status,
+                              .headers = {{"Content-Type", http::kJsonContentType}},
+                              .body = std::move(body)};
+  };
+  const auto refuse = [&](int status, const absl::Status& why) {
+    return answer(status, http::PlainErrorBody(status, std::string(why.message())));
+  };
+  // Not what a page of somebody else's can have a browser send.
+  if (!request.Header("content-type").value_or("").starts_with(http::kJsonContentType)) {
+    return refuse(415, absl::InvalidArgumentError("the content type has to be application/json"));
+  }
+  const absl::StatusOr<std::string> node = ParseDrainRequest(request.body);
+  if (!node.ok()) return refuse(400, node.status());
+  const absl::Status asked = nodes.Drain(*node);
+  if (!asked.ok()) return refuse(absl::IsUnavailable(asked) ? 503 : 409, asked);
+  telemetry::LogInfo("a node was asked to drain", {{"node", *node}, {"client", request.peer}});
+  return answer(202, R"({"status":"asked"})");
 }
 
 absl::StatusOr<std::unique_ptr<http::HttpServer>> Listen(
@@ -365,6 +389,17 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
              });
            });
 
+  if (config.allow_drain) {
+    (config.admin_listen.empty() ? routes : admin_routes)
+        .Add("POST", "/nodes/drain",
+             [&loop, registry = nodes.get()](http::HttpRequest request,
+                                             std::shared_ptr<http::ResponseWriter> writer) {
+               loop.Post([registry, request = std::move(request), writer = std::move(writer)] {
+                 writer->Send(DrainNode(request, *registry)).IgnoreError();
+               });
+             });
+  }
+
   auto watch_files = std::make_unique<FileWatch>(secrets.names(), kFileWatchInterval);
   LYNX_RETURN_IF_ERROR(secrets.Load());
   http::RequestHandler& front_door =
@@ -424,10 +459,10 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   loop.RunAndWait([&] {
     service->Drain();
     watch = std::make_unique<Repeated>(loop, absl::Milliseconds(20), [&] {
-      if (handler.sessions() == 0 && service->size() == 0) idle.Set();
+      if ((handler.sessions() == 0 && service->size() == 0) || stop.hurried()) idle.Set();
     });
   });
-  const bool finished = idle.WaitFor(config.drain_timeout);
+  const bool finished = idle.WaitFor(config.drain_timeout) && !stop.hurried();
   loop.RunAndWait([&] {
     watch.reset();
     service->Shutdown();

@@ -93,6 +93,9 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                   "host:port of the API, health pages and metrics; port 0 picks a free one");
   flags.AddString("admin-listen", &config.admin_listen,
                   "host:port of health pages and metrics alone; empty: none");
+  flags.AddBool("allow-drain", &config.allow_drain,
+                "POST /nodes/drain has a node drain and end: whoever reaches "
+                "admin-listen, or without it whoever is a client, may do so");
   flags.AddStrings("prefill", &config.prefill,
                    "host:port of prefill nodes; a name stands for all its addresses; empty: decode "
                    "nodes compute the prompts");
@@ -124,6 +127,9 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                "tokens of progress forgive one");
   flags.AddInt("retry-burst", &config.retry_burst, {1, 1 << 20},
                "how many sequences may be begun anew at once; more are spread over time");
+  flags.AddInt("max-moves", &config.max_moves, {0, 4096},
+               "most sequences that a decode node which drains hands over at a time; 0: none, they "
+               "end there or are cut off");
   flags.AddDouble("retry-ratio", &config.retry_ratio, {0, 100},
                   "how many more each request allows, beside ten a second");
   flags.AddInt("breaker-failures", &config.breaker_failures, {1, 1 << 20},
@@ -176,6 +182,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                     "how long a decode node may take between tokens");
   flags.AddDuration("handoff-timeout", &config.handoff_timeout, wait,
                     "how long decode may be silent once the prefill node of a sequence is gone");
+  flags.AddDuration("move-timeout", &config.move_timeout, wait,
+                    "how long a decode node that drains may take to hand a sequence over");
   flags.AddDuration("gap-timeout", &config.gap_timeout, wait,
                     "how long a missing token may be on its way before it counts as lost");
   flags.AddDuration("heartbeat-interval", &config.heartbeat_interval,

@@ -21,6 +21,7 @@ struct RouterConfig {
   std::vector<std::string> served_model_names;
   std::string listen = "0.0.0.0:8080";
   std::string admin_listen;
+  bool allow_drain = false;
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string announce;
@@ -37,6 +38,7 @@ struct RouterConfig {
   int32_t max_queued = 1024;
   int32_t max_retries = 3;
   int32_t retry_burst = 1024;
+  int32_t max_moves = 16;
   double retry_ratio = 0.2;
   int32_t breaker_failures = 5;
   int32_t max_context_tokens = 0;
@@ -56,6 +58,7 @@ struct RouterConfig {
   absl::Duration first_token_timeout = absl::Minutes(5);
   absl::Duration token_timeout = absl::Minutes(1);
   absl::Duration handoff_timeout = absl::Seconds(5);
+  absl::Duration move_timeout = absl::Seconds(10);
   absl::Duration gap_timeout = absl::Seconds(2);
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
   absl::Duration suspect_after = absl::ZeroDuration();

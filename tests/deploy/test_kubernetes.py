@@ -205,7 +205,8 @@ def test_network_policies_open_the_ports_there_are_and_no_others(variant):
                             (allowed if direction == "ingress" else expected).add((*pair, port["port"]))
     assert allowed == expected, "what one side may send the other may receive"
     flows = {("lynx-router", "lynx-prefill", "control"), ("lynx-router", "lynx-decode", "control"),
-             ("lynx-prefill", "lynx-decode", 9200), ("lynx-decode", "lynx-prefill", 9200)}
+             ("lynx-prefill", "lynx-decode", 9200), ("lynx-decode", "lynx-prefill", 9200),
+             ("lynx-decode", "lynx-decode", 9200)}
     if variant[0] == "gpu-multi-node":
         flows |= {("lynx-prefill", "lynx-prefill", "any"), ("lynx-decode", "lynx-decode", "any")}
     assert allowed == flows

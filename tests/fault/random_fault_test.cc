@@ -44,6 +44,7 @@ void ExpectNothingLost(FaultTrial (*trial_of)(uint64_t seed), uint64_t seeds) {
   int finished = 0;
   int retried = 0;
   int resumed = 0;
+  int moved = 0;
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
     const FaultTrial trial = trial_of(seed);
     const FaultScript script = RandomFaults(seed, events, trial.prefill, trial.decode);
@@ -60,10 +61,12 @@ void ExpectNothingLost(FaultTrial (*trial_of)(uint64_t seed), uint64_t seeds) {
     finished += result.finished;
     retried += result.retried;
     resumed += result.resumed;
+    moved += result.moved;
   }
   ::testing::Test::RecordProperty("finished", finished);
   ::testing::Test::RecordProperty("retried", retried);
   ::testing::Test::RecordProperty("resumed", resumed);
+  ::testing::Test::RecordProperty("moved", moved);
   if (one != nullptr) return;
   EXPECT_GT(finished, static_cast<int>(seeds) * events / 8) << "most of the requests";
   EXPECT_GT(resumed, static_cast<int>(seeds)) << "faults that meet no answer test little";

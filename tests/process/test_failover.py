@@ -32,14 +32,14 @@ def essence(events):
     return text, logprobs, reasons
 
 
-def ask_all(cluster, meanwhile=lambda events: None):
+def ask_all(cluster, meanwhile=lambda events: None, tokens=150):
     """The answers to all streams at once; `meanwhile` runs beside them and sees their events."""
     events = [[] for _ in range(STREAMS)]
     broken = []
 
     def ask(i):
         try:
-            _, ended = events_of(cluster, body_of(i), events=events[i])
+            _, ended = events_of(cluster, {**body_of(i), "max_tokens": tokens}, events=events[i])
             if not ended:
                 broken.append((i, "closed"))
         except OSError as error:

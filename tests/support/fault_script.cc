@@ -19,12 +19,13 @@ struct Word {
   Form form;
 };
 constexpr Word kWords[kFaultOps] = {
-    {"submit", Form::kNumbers},     {"cancel", Form::kNumber},    {"kill", Form::kNode},
-    {"start", Form::kNode},         {"freeze", Form::kNode},      {"thaw", Form::kNode},
-    {"cut", Form::kNode},           {"heal", Form::kNode},        {"drop", Form::kNodeNumber},
-    {"double", Form::kNodeNumber},  {"delay", Form::kNodeNumber}, {"lose", Form::kNodeNumber},
-    {"corrupt", Form::kNodeNumber}, {"fail", Form::kNodeNumber},  {"hang", Form::kNodeNumber},
-    {"break", Form::kNodeNumber},   {"twice", Form::kNodeNumber}, {"late", Form::kNodeNumber},
+    {"submit", Form::kNumbers},   {"cancel", Form::kNumber},   {"kill", Form::kNode},
+    {"start", Form::kNode},       {"freeze", Form::kNode},     {"thaw", Form::kNode},
+    {"cut", Form::kNode},         {"heal", Form::kNode},       {"drain", Form::kNode},
+    {"restart", Form::kNode},     {"drop", Form::kNodeNumber}, {"double", Form::kNodeNumber},
+    {"delay", Form::kNodeNumber}, {"lose", Form::kNodeNumber}, {"corrupt", Form::kNodeNumber},
+    {"fail", Form::kNodeNumber},  {"hang", Form::kNodeNumber}, {"break", Form::kNodeNumber},
+    {"twice", Form::kNodeNumber}, {"late", Form::kNodeNumber},
 };
 
 bool ParseLine(const std::vector<std::string>& words, FaultEvent& event) {
@@ -101,14 +102,13 @@ FaultScript RandomFaults(uint64_t seed, int events, int prefill, int decode) {
       troubles.erase(ends);
     } else {
       constexpr FaultEvent::Op kLasting[] = {FaultEvent::kKill, FaultEvent::kFreeze,
-                                             FaultEvent::kCut};
+                                             FaultEvent::kCut, FaultEvent::kDrain};
       const bool lasts = below(2) == 0;
-      event.op = lasts ? kLasting[below(3)]
+      event.op = lasts ? kLasting[below(4)]
                        : static_cast<FaultEvent::Op>(FaultEvent::kDrop +
                                                      below(kFaultOps - FaultEvent::kDrop));
       const bool handoff = event.op >= FaultEvent::kLose;
-      const int32_t who = below(handoff ? prefill : static_cast<int>(nodes.size()));
-      event.who = nodes[static_cast<size_t>(who)];
+      event.who = nodes[static_cast<size_t>(below(static_cast<int>(nodes.size())))];
       if (!lasts && !handoff && below(3) == 0) event.who = "router";
       if (lasts) {
         troubles.push_back(event);

@@ -15,6 +15,7 @@ namespace lynx::testing {
 //   5 cancel 2            the client of the third request leaves
 //   0 kill decode-0       (kill -9), start, freeze (SIGSTOP), thaw
 //   7 cut prefill-1       nothing that it says on the control plane arrives; heal
+//   0 drain decode-0      (SIGTERM), and whether it is through or not, restart
 //   0 drop decode-0 2     of its next two messages none arrives; double, delay (by 300 ms); router,
 //   too 3 lose prefill-0 4    what becomes of the fourth from now of the messages of its hand-offs;
 //   corrupt,
@@ -29,6 +30,8 @@ struct FaultEvent {
     kThaw,
     kCut,
     kHeal,
+    kDrain,
+    kRestart,
     kDrop,
     kDouble,
     kDelay,

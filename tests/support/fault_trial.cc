@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -181,9 +182,18 @@ class Run {
         break;
       case FaultEvent::kKill:
         if (alive) cluster_.Kill(event.who);
+        draining_.erase(event.who);
         break;
       case FaultEvent::kStart:
         if (!alive) cluster_.Start(event.who);
+        break;
+      case FaultEvent::kDrain:
+        if (!alive) break;
+        cluster_.Drain(event.who);
+        draining_.insert(event.who);
+        break;
+      case FaultEvent::kRestart:
+        Restart(event.who);
         break;
       case FaultEvent::kFreeze:
         if (alive) cluster_.Freeze(event.who);
@@ -228,6 +238,12 @@ class Run {
         transfer({.kind = TransferFault::kDelayInNet, .delay = absl::Seconds(5)});
         break;
     }
+  }
+
+  void Restart(const std::string& name) {
+    if (cluster_.alive(name)) cluster_.Kill(name);
+    draining_.erase(name);
+    cluster_.Start(name);
   }
 
   void Submit(int32_t prompt_tokens, int32_t tokens) {
@@ -279,7 +295,9 @@ class Run {
     const auto each_node = [&](const std::string& role, int count) {
       for (int i = 0; i < count; ++i) {
         const std::string name = absl::StrCat(role, i);
-        if (cluster_.alive(name)) {
+        if (draining_.contains(name)) {
+          Restart(name);
+        } else if (cluster_.alive(name)) {
           cluster_.Thaw(name);
         } else {
           cluster_.Start(name);
@@ -315,6 +333,8 @@ class Run {
     result_.retried = static_cast<int>(MetricsSum(metrics, "lynx_router_retries_total"));
     result_.resumed =
         static_cast<int>(MetricsSum(metrics, "lynx_router_failovers_total{result=\"resumed\"}"));
+    result_.moved =
+        static_cast<int>(MetricsSum(metrics, "lynx_router_moves_total{result=\"moved\"}"));
   }
 
   struct Faults {
@@ -330,6 +350,7 @@ class Run {
   FaultResult result_;
   std::string broken_;  // By the service, to a client.
   std::map<std::string, Faults> faults_;
+  std::set<std::string> draining_;
   std::vector<std::unique_ptr<Client>> clients_;  // Outlive the cluster.
   SimCluster cluster_;
 };

@@ -24,6 +24,7 @@ struct FaultResult {
   int finished = 0;  // Answers that were whole.
   int resumed = 0;   // Went on after tokens were delivered, ...
   int retried = 0;   // ... or began anew, as often.
+  int moved = 0;     // Went on at another decode node, with their KV.
 };
 
 // Runs `script` on a simulated cluster, then heals everything and waits for rest. Whatever

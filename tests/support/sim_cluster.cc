@@ -174,6 +174,15 @@ node::RankWorkerParts SimCluster::RankParts(Node& node, const std::string& name,
           .rank0 = node.links->Add(rank)};
 }
 
+std::unique_ptr<transfer::TransferEngine> SimCluster::SendEngine(const std::string& name,
+                                                                 Incarnation incarnation,
+                                                                 int32_t rank, EventLoop& loop) {
+  std::unique_ptr<transfer::TransferEngine> engine = Ok(transfer::LoopbackEngine::Create(
+      fabric_, absl::StrCat(name, "/", incarnation, "/", rank, "/send"), loop));
+  return options_.wrap_transfer ? options_.wrap_transfer(name, loop, std::move(engine))
+                                : std::move(engine);
+}
+
 std::unique_ptr<engine::Engine> LoadEngine(const SimCluster::Options& options) {
   return NewEngine(options, LoadRunner(options));
 }
@@ -330,9 +339,10 @@ void SimCluster::Start(const std::string& name) {
                                              std::move(parts), handoff::KvSender::Options{}))
                                          .get());
     } else {
-      node->links->workers.push_back(node->rank_receivers
-                                         .emplace_back(std::make_unique<decode::RankReceiver>(
-                                             std::move(parts), decode::RankReceiver::Options{}))
+      parts.send_engine = SendEngine(name, incarnation, rank, loop);
+      node->links->workers.push_back(node->decode_ranks
+                                         .emplace_back(std::make_unique<decode::DecodeRank>(
+                                             std::move(parts), decode::DecodeRank::Options{}))
                                          .get());
     }
   }
@@ -375,7 +385,10 @@ void SimCluster::Start(const std::string& name) {
     node->receiver = std::make_unique<decode::KvReceiver>(
         identity, runner.kv(), std::move(transfer), loop, node->registry, *node->decode,
         decode::KvReceiver::Options{}, std::move(ranks));
-    node->decode->Start(*node->receiver);
+    node->sender = std::make_unique<handoff::KvSender>(
+        identity, runner.kv(), SendEngine(name, incarnation, 0, loop), loop, node->registry,
+        handoff::KvSender::Options{}, node->links != nullptr ? &node->links->rank0 : nullptr);
+    node->decode->Start(*node->receiver, *node->sender);
   }
   if (node->links != nullptr) {
     node->links->hear = [sender = node->sender.get(), receiver = node->receiver.get()](
@@ -397,9 +410,19 @@ void SimCluster::Kill(const std::string& name) {
   node.sender.reset();
   node.receiver.reset();
   node.decode.reset();
-  node.rank_receivers.clear();
+  node.decode_ranks.clear();
   node.rank_senders.clear();
   nodes_.erase(it);
+}
+
+void SimCluster::Drain(const std::string& name) {
+  Node& node = *nodes_.at(name);
+  node.prefill != nullptr ? node.prefill->Drain() : node.decode->Drain();
+}
+
+bool SimCluster::idle(const std::string& name) const {
+  const Node& node = *nodes_.at(name);
+  return node.prefill != nullptr ? node.prefill->idle() : node.decode->idle();
 }
 
 bool SimCluster::RunUntil(const std::function<bool()>& done, absl::Duration limit) {
@@ -428,12 +451,15 @@ bool SimCluster::Idle() const {
     for (const auto& rank : node->rank_senders) {
       if (rank->sender().handoffs() != 0) return false;
     }
-    for (const auto& rank : node->rank_receivers) {
-      if (rank->parts() != 0 || rank->copies() != 0 || rank->staging_bytes() != 0) return false;
+    for (const auto& rank : node->decode_ranks) {
+      const decode::RankReceiver& receiver = rank->receiver();
+      if (receiver.parts() != 0 || receiver.copies() != 0 || receiver.staging_bytes() != 0 ||
+          rank->sender().sender().handoffs() != 0) {
+        return false;
+      }
     }
-    if (node->prefill != nullptr && (!node->prefill->idle() || node->sender->handoffs() != 0)) {
-      return false;
-    }
+    if (node->sender->handoffs() != 0) return false;
+    if (node->prefill != nullptr && !node->prefill->idle()) return false;
     if (node->decode != nullptr && (!node->decode->idle() || node->receiver->grants() != 0 ||
                                     node->receiver->staging_bytes() != 0)) {
       return false;

@@ -25,8 +25,8 @@
 #include "common/transfer/loopback_engine.h"
 #include "kernels/core/isa.h"
 #include "services/decode/decode_node.h"
+#include "services/decode/handoff/decode_rank.h"
 #include "services/decode/handoff/kv_receiver.h"
-#include "services/decode/handoff/rank_receiver.h"
 #include "services/decode/quality/quality_watch.h"
 #include "services/prefill/prefill_node.h"
 #include "services/router/membership/node_registry.h"
@@ -143,6 +143,10 @@ class SimCluster {
   void Kill(const std::string& name);
   void Start(const std::string& name);
   bool alive(const std::string& name) const { return nodes_.contains(name); }
+  // Has a node drain, as SIGTERM does; it lives on when it has.
+  void Drain(const std::string& name);
+  // Nothing is left on the node for routers to wait for.
+  bool idle(const std::string& name) const;
   // Stops a node as SIGSTOP does, and lets it go on.
   void Freeze(const std::string& name) { nodes_.at(name)->loop->Freeze(); }
   void Thaw(const std::string& name) { nodes_.at(name)->loop->Thaw(); }
@@ -193,7 +197,7 @@ class SimCluster {
     std::unique_ptr<RankLinks> links;
     // Of all ranks but 0.
     std::vector<std::unique_ptr<telemetry::Registry>> rank_registries;
-    std::vector<std::unique_ptr<decode::RankReceiver>> rank_receivers;
+    std::vector<std::unique_ptr<decode::DecodeRank>> decode_ranks;
     std::vector<std::unique_ptr<handoff::RankSender>> rank_senders;
   };
 
@@ -207,6 +211,10 @@ class SimCluster {
   // What a rank other than 0 is made of.
   node::RankWorkerParts RankParts(Node& node, const std::string& name, Incarnation incarnation,
                                   int32_t rank, int32_t replicas);
+  // What a rank of a decode node sends by.
+  std::unique_ptr<transfer::TransferEngine> SendEngine(const std::string& name,
+                                                       Incarnation incarnation, int32_t rank,
+                                                       EventLoop& loop);
 
   const Options options_;
   ManualClock clock_;

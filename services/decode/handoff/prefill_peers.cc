@@ -61,14 +61,15 @@ PrefillPeer* PrefillPeers::Admit(PeerId id, const proto::TransferHeader& header)
 
 std::unique_ptr<Landing> PrefillPeers::OnHandshake(PeerId id, const proto::TransferHeader& header,
                                                    size_t payload_bytes) {
+  if (peers_.contains(id)) {  // A second one; what was said to the first counts.
+    metrics_.OnDropped(transfer::Drop::kUnexpected);
+    return nullptr;
+  }
   absl::StatusOr<transfer::CopyPlan> plan = transfer::CheckHandshake(self_, header);
   absl::Status refusal = plan.status();
   if (refusal.ok() && payload_bytes != transfer::kPatternBytes) {
     refusal = absl::InvalidArgumentError(absl::StrCat("a self-test pattern of ", payload_bytes,
                                                       " bytes, not ", transfer::kPatternBytes));
-  }
-  if (refusal.ok() && peers_.contains(id)) {
-    refusal = absl::InvalidArgumentError("a second handshake on one connection");
   }
   if (refusal.ok() && peers_.size() >= options_.max_peers) {
     refusal = absl::ResourceExhaustedError(

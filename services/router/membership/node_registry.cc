@@ -160,6 +160,22 @@ void NodeRegistry::Start(Listener& listener) {
   Heartbeat();
 }
 
+absl::Status NodeRegistry::Drain(const std::string& endpoint) {
+  const Member* member = table_.FindEndpoint(endpoint);
+  if (member == nullptr || member->id == 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "no node answers at '", endpoint.substr(0, 256), "'",
+        member != nullptr && !member->detail.empty() ? ": " + member->detail : std::string()));
+  }
+  if (!member->status.drains_on_request()) {
+    return absl::UnimplementedError(
+        absl::StrCat("the node at ", endpoint, " is of a version that only a signal has drain"));
+  }
+  proto::Envelope envelope;
+  envelope.mutable_drain();
+  return Send(member->id, std::move(envelope));
+}
+
 absl::Status NodeRegistry::Send(NodeId id, proto::Envelope envelope) {
   const Member* member = table_.Find(id);
   if (member == nullptr) return absl::UnavailableError("the node is gone");

@@ -75,6 +75,10 @@ class NodeRegistry final : public rpc::Channel::Handler {
   // is given up: OnNodeGone follows, not inside this call.
   absl::Status Send(NodeId id, proto::Envelope envelope);
 
+  // Asks the node that answers at `endpoint` to drain and end. NotFound: there is none now.
+  // Unimplemented: it is of a version that cannot be asked. Unavailable: as of Send().
+  absl::Status Drain(const std::string& endpoint);
+
   const NodeTable& nodes() const { return table_; }
   bool ready() const { return ready_; }
   // When not ready, why: names nodes, states and values.

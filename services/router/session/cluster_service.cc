@@ -77,6 +77,23 @@ bool ScoresPrompt(const SequenceSession& session) {
   return session.request().sampling.prompt_logprobs() && !session.begun();
 }
 
+// A move that fails is tried again so often, later and with more time to come to its place.
+constexpr int kMaxFailedMoves = 6;
+constexpr absl::Duration kMoveDelay = absl::Milliseconds(100);
+// What it may take to reserve room and to have the node hear of it; and its bounds in tokens.
+constexpr absl::Duration kMoveNotice = absl::Milliseconds(50);
+constexpr int64_t kLeastNotice = 4;
+constexpr int64_t kMostNotice = 512;
+
+// How many tokens a sequence will have on a node before it can leave it.
+int64_t MoveNotice(const proto::NodeStatus& node, int failed) {
+  const double step =
+      node.step_time().base_seconds() + node.step_time().row_seconds() * node.running_sequences();
+  const double tokens = step > 0 ? absl::ToDoubleSeconds(kMoveNotice) / step : 0;
+  return std::clamp(static_cast<int64_t>(std::min(tokens, 1e6)), kLeastNotice, kMostNotice)
+         << failed;
+}
+
 // The weight of one sequence in what is said of those lately.
 constexpr double kNews = 1.0 / 64;
 
@@ -181,11 +198,12 @@ void ClusterService::Cancel(SequenceId id) {
     metrics_.LeftQueue(QueueOutcome::kCancelled, loop_.Now() - entry.session.times().queued);
   }
   const Effects effects = entry.session.OnCancel();
+  if (effects.moved.has_value()) metrics_.Moved(*effects.moved);
   const uint64_t wire_id = entry.wire_id;
   std::set<NodeId> nodes;
   for (const Effects::Message& cancel : effects.cancels) {
     SendCancel(cancel.node, cancel.wire_id, "the client left");
-    nodes.insert(cancel.node);
+    if (cancel.wire_id == wire_id) nodes.insert(cancel.node);
   }
   if (!nodes.empty()) releases_.Begin(wire_id, std::move(nodes), loop_.Now());
   metrics_.Ended(SequenceOutcome::kCancelled);
@@ -227,7 +245,8 @@ void ClusterService::OnNodeGone(NodeId node, const std::string& why) {
   // In the queue's order, so that who comes first is placed again first.
   std::map<AdmissionQueue::Ticket, SequenceId> touched;
   for (const auto& [id, entry] : entries_) {
-    if (entry->session.decode() == node || entry->session.prefill() == node) {
+    if (entry->session.decode() == node || entry->session.prefill() == node ||
+        entry->session.other_node() == node) {
       touched.emplace(entry->ticket, id);
     }
   }
@@ -245,6 +264,93 @@ void ClusterService::OnNodeStatus(NodeId node) {
   loads_.OnStatus(node);
   resting_.erase(node);
   SchedulePump();
+  MoveAway(node);
+}
+
+void ClusterService::MoveAway(NodeId node) {
+  const Member* const from = nodes_.nodes().Find(node);
+  const auto at = at_decode_.find(node);
+  if (from == nullptr || from->state != MemberState::kDraining || at == at_decode_.end() ||
+      !from->status.moves_sequences()) {
+    return;
+  }
+  int room = options_.max_moves;
+  std::vector<SequenceId> waiting;
+  for (const uint64_t wire_id : at->second) {
+    const auto& [id, entry] = wires_.at(wire_id);
+    if (entry->session.move().has_value()) {
+      --room;
+    } else if (entry->failed_moves < kMaxFailedMoves && entry->move_not_before <= loop_.Now()) {
+      waiting.push_back(id);
+    }
+  }
+  for (const SequenceId id : waiting) {
+    if (room <= 0) return;
+    if (TryMove(id, *entries_.at(id), *from)) --room;
+  }
+}
+
+bool ClusterService::TryMove(SequenceId id, Entry& entry, const Member& from) {
+  SequenceSession& session = entry.session;
+  const SequenceRequest& request = session.request();
+  const absl::Time now = loop_.Now();
+  const int64_t tokens = session.told_tokens() + MoveNotice(from.status, entry.failed_moves);
+  if (!session.MayMove(tokens)) return false;
+  PlacementRequest placement = Placement(entry);
+  std::vector<DecodeCandidate> candidates;
+  for (const Member* to :
+       nodes_.nodes().ReadyNodes(proto::ROLE_DECODE, from.status.compatibility_hash())) {
+    if (to->id == from.id || !to->status.moves_sequences() ||
+        to->status.numeric_class() != from.status.numeric_class() || !Fits(*to, session) ||
+        resting_.contains(to->id) || session.avoid().contains(to->id) ||
+        breakers_.Open(to->id, now)) {
+      continue;
+    }
+    candidates.push_back(Decode(*to, entry));
+    placement.blocks_now =
+        std::max(placement.blocks_now, static_cast<int32_t>(BlocksNow(to->status, session)));
+  }
+  const std::optional<NodeId> to = policy_->PickDecode(candidates, placement);
+  if (!to.has_value()) {
+    if (!std::exchange(entry.no_move_told, true)) metrics_.Moved(MoveResult::kNoNode);
+    return false;
+  }
+  const uint64_t wire_id = draw_id_();
+  proto::Envelope envelope;
+  proto::Reserve& reserve = *envelope.mutable_reserve();
+  reserve.set_sequence(wire_id);
+  reserve.set_prompt_tokens(static_cast<int32_t>(tokens));
+  reserve.set_max_new_tokens(static_cast<int32_t>(TotalTokens(request) - tokens));
+  reserve.set_lease_ms(Milliseconds(options_.grant_lease));
+  // What else was touched by lossy plans than its own KV has other bits.
+  if (Exact(request, from) && entry.classes.has_value() &&
+      entry.classes->prefill == entry.classes->decode) {
+    reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
+  }
+  reserve.set_policy(request.sampling.policy());
+  reserve.set_priority(request.priority);
+  reserve.set_tenant(request.tenant);
+  *reserve.mutable_names() = request.names;
+  if (!nodes_.Send(*to, std::move(envelope)).ok()) {
+    resting_.insert(*to);
+    return false;
+  }
+  Apply(id, entry, session.OnMoveReserveSent(*to, wire_id, static_cast<int32_t>(tokens), now));
+  return true;
+}
+
+void ClusterService::AskHandOff(SequenceId id) {
+  Entry& entry = *entries_.at(id);
+  const SequenceSession::Move& move = *entry.session.move();
+  proto::Envelope envelope;
+  proto::HandOff& hand_off = *envelope.mutable_hand_off();
+  hand_off.set_sequence(entry.session.wire_id());
+  *hand_off.mutable_grant() = move.grant;
+  hand_off.set_granted_sequence(move.wire_id);
+  hand_off.set_tokens(move.tokens);
+  hand_off.set_deadline_ms(Milliseconds(options_.session.move_timeout));
+  const bool sent = nodes_.Send(entry.session.decode(), std::move(envelope)).ok();
+  Apply(id, entry, entry.session.OnHandOffSent(sent, loop_.Now()));
 }
 
 void ClusterService::ListSequences(NodeId node, proto::Ping& ping) {
@@ -352,11 +458,24 @@ void ClusterService::Apply(SequenceId id, Entry& entry, Effects effects) {
     metrics_.FailedOver(/*resumed=*/true);
     metrics_.failover_seconds.Observe(absl::ToDoubleSeconds(*effects.resumed));
   }
+  if (effects.moved.has_value()) {
+    metrics_.Moved(*effects.moved);
+    entry.failed_moves = *effects.moved == MoveResult::kMoved ? 0 : entry.failed_moves + 1;
+    entry.move_not_before = loop_.Now() + kMoveDelay * entry.failed_moves;
+    entry.no_move_told = false;
+  }
+  if (effects.move_pause.has_value()) {
+    metrics_.move_pause_seconds.Observe(absl::ToDoubleSeconds(*effects.move_pause));
+  }
   Measure(entry);
   Settle(id, entry);
   UpdateGauges();
   if (effects.place_prefill) {
     PlacePrefill(id);
+    return;
+  }
+  if (effects.hand_over) {
+    AskHandOff(id);
     return;
   }
 
@@ -698,12 +817,15 @@ void ClusterService::Settle(SequenceId id, Entry& entry) {
     if (session.decode() != 0) at_decode_[session.decode()].insert(session.wire_id());
     entry.listed_at = session.decode();
   }
-  if (entry.wire_id != session.wire_id()) {
-    if (entry.wire_id != 0) wires_.erase(entry.wire_id);
-    if (session.wire_id() != 0) {
-      LYNX_CHECK(wires_.emplace(session.wire_id(), std::pair(id, &entry)).second);
+  if (entry.wire_id != session.wire_id() || entry.other_wire_id != session.other_wire_id()) {
+    for (const uint64_t wire_id : {entry.wire_id, entry.other_wire_id}) {
+      if (wire_id != 0) wires_.erase(wire_id);
     }
     entry.wire_id = session.wire_id();
+    entry.other_wire_id = session.other_wire_id();
+    for (const uint64_t wire_id : {entry.wire_id, entry.other_wire_id}) {
+      if (wire_id != 0) LYNX_CHECK(wires_.emplace(wire_id, std::pair(id, &entry)).second);
+    }
   }
   if (entry.charged_decode != 0 && entry.charged_decode != session.decode()) {
     loads_.Released(entry.charged_decode, entry.charged_blocks, entry.charged_as_granted);

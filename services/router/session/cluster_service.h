@@ -48,6 +48,9 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     absl::Duration slo_tpot = absl::InfiniteDuration();  // Per further token.
     // Refuse at once what is predicted to miss slo_ttft.
     bool refuse_late = false;
+    // Sequences of this router that one node hands over at a time while it drains; 0: none, they
+    // end there or are cut.
+    int max_moves = 16;
   };
 
   // `draw_id` gives random non-zero ids. The registry is started by Start below; the borrowed
@@ -101,7 +104,11 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
     // tokens were delivered.
     std::optional<ClassNames> classes;
     absl::Time not_before = absl::InfinitePast();  // In the queue; after a retry.
-    int measured = 0;  // Stages of this attempt: 1 to the first token, 2 to the second.
+    int measured = 0;            // Stages of this attempt: 1 to the first token, 2 to the second.
+    uint64_t other_wire_id = 0;  // As in wires_.
+    int failed_moves = 0;        // Since it was placed, or moved.
+    absl::Time move_not_before = absl::InfinitePast();
+    bool no_move_told = false;  // That no node could take it; since its last move.
   };
   using Effects = SequenceSession::Effects;
 
@@ -112,6 +119,11 @@ class ClusterService final : public SequenceService, public NodeRegistry::Listen
   void Apply(SequenceId id, Effects effects) { Apply(id, *entries_.at(id), std::move(effects)); }
   void Apply(SequenceId id, Entry& entry, Effects effects);
   void PlacePrefill(SequenceId id);
+  // Has a node that drains hand its sequences over, as many as may move at a time.
+  void MoveAway(NodeId node);
+  // Asks another node for room; false: there is none.
+  bool TryMove(SequenceId id, Entry& entry, const Member& from);
+  void AskHandOff(SequenceId id);
   // What the decode node that granted room has besides this sequence.
   DecodeCandidate Granted(const Member& decode, const Entry& entry) const;
   // Whether it may compute the prompt; null: it is gone.

@@ -94,6 +94,28 @@ const char* Name(RetryReason reason) {
   return "?";
 }
 
+const char* Name(MoveResult result) {
+  switch (result) {
+    case MoveResult::kMoved:
+      return "moved";
+    case MoveResult::kNoNode:
+      return "no_node";
+    case MoveResult::kRefused:
+      return "refused";
+    case MoveResult::kPassed:
+      return "passed";
+    case MoveResult::kStayed:
+      return "stayed";
+    case MoveResult::kLost:
+      return "lost";
+    case MoveResult::kTimeout:
+      return "timeout";
+    case MoveResult::kEnded:
+      return "ended";
+  }
+  return "?";
+}
+
 SequenceSession::SequenceSession(SequenceRequest request, const Options& options, absl::Time now)
     : request_(std::move(request)), options_(options) {
   queue_until_ = wait_until_ = now + options_.queue_timeout;
@@ -116,6 +138,12 @@ SequenceSession::Effects SequenceSession::OnReserveSent(NodeId decode, uint64_t 
 
 SequenceSession::Effects SequenceSession::OnGranted(NodeId from, const proto::GrantInfo& grant,
                                                     absl::Time now) {
+  if (move_.has_value() && from == move_->node && !move_->asked) {
+    move_->grant = grant;
+    Effects effects;
+    effects.hand_over = true;
+    return effects;
+  }
   if (state_ != SequenceState::kReserving || from != decode_ || granted_) return Ignored();
   granted_ = true;
   grant_ = grant;
@@ -144,6 +172,14 @@ SequenceSession::Effects SequenceSession::OnNoPrefill(absl::Time now) {
 
 SequenceSession::Effects SequenceSession::OnRefused(NodeId from, const proto::Refused& refused,
                                                     absl::Time now) {
+  if (move_.has_value() && (from == move_->node || (from == decode_ && move_->asked))) {
+    // Duplicates answer messages that came twice.
+    if (refused.reason() == proto::Refused::REASON_DUPLICATE) return Ignored();
+    if (from == move_->node && move_->asked) return Ignored();
+    Effects effects;
+    EndMove(from == move_->node ? MoveResult::kRefused : MoveResult::kStayed, effects);
+    return effects;
+  }
   const bool by_decode = state_ == SequenceState::kReserving && from == decode_ && !granted_;
   const bool by_prefill = state_ == SequenceState::kPrefilling && from == prefill_;
   if ((!by_decode && !by_prefill) || refused.reason() == proto::Refused::REASON_DUPLICATE) {
@@ -209,13 +245,19 @@ SequenceSession::Effects SequenceSession::OnFirstToken(NodeId from, const proto:
 SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
                                                    const proto::TokenBatch::Entry& entry,
                                                    absl::Time now) {
-  if ((state_ != SequenceState::kPrefilling && state_ != SequenceState::kDecoding) ||
-      from != decode_) {
+  Effects effects;
+  if (move_.has_value() && from == move_->node && move_->asked) Switch(now, effects);
+  const bool by_former = former_.has_value() && from == former_->node;
+  if ((state_ != SequenceState::kPrefilling && state_ != SequenceState::kDecoding) || from == 0 ||
+      (from != decode_ && !by_former)) {
     return Ignored();
   }
-  Effects effects;
+  if (move_.has_value() && int64_t{entry.position()} + entry.tokens_size() > MovePlace()) {
+    EndMove(MoveResult::kPassed, effects);
+  }
   bool news = false;
-  const int64_t limit = request_.sampling.max_new_tokens();
+  int64_t limit = request_.sampling.max_new_tokens();
+  if (by_former) limit = std::min(limit, former_->place);
   int64_t position = entry.position();
   for (const proto::Token& token : entry.tokens()) {
     const int64_t at = position++;
@@ -230,7 +272,12 @@ SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
       news = true;
     }
   }
-  if (!news) return Ignored();
+  if (!news) {
+    if (!effects.moved.has_value()) return Ignored();
+    return effects;
+  }
+  if (from == decode_ && std::exchange(moved_, false)) effects.move_pause = now - last_token_;
+  last_token_ = now;
   if (!std::exchange(decode_spoke_, true)) effects.worked = {prefill_, decode_};
   if (times_.handed_off == absl::InfinitePast()) times_.handed_off = now;
   if (times_.second_token == absl::InfinitePast()) times_.second_token = now;
@@ -242,13 +289,40 @@ SequenceSession::Effects SequenceSession::OnTokens(NodeId from,
 
 SequenceSession::Effects SequenceSession::OnTerminal(NodeId from, const proto::Terminal& terminal,
                                                      absl::Time now) {
+  Effects effects;
+  if (move_.has_value() && from == move_->node && state_ == SequenceState::kDecoding) {
+    if (terminal.kind() != proto::Terminal::KIND_FINISHED) {
+      avoid_.insert(from);
+      if (decode_ == 0) {
+        Retry(RetryStage::kDecode, RetryReason::kNodeGone, absl::UnavailableError(decode_lost_),
+              now, effects);
+      } else {
+        EndMove(MoveResult::kLost, effects);
+      }
+      return effects;
+    }
+    if (!move_->asked) return Ignored();
+    Switch(now, effects);
+  }
   const bool by_decode = from != 0 && from == decode_;
   const bool by_prefill = from != 0 && from == prefill_;
   if ((!by_decode && !by_prefill) || state_ == SequenceState::kDone) return Ignored();
-  Effects effects;
   switch (terminal.kind()) {
     case proto::Terminal::KIND_HANDED_OFF:
-      if (!by_prefill || handed_off_) return Ignored();
+      if (by_decode && move_.has_value() && move_->asked) {
+        Switch(now, effects);
+        Advance(now, effects);
+        return effects;
+      }
+      if (by_decode) {
+        if (!asked_to_leave_ || finished_.has_value()) return Ignored();
+        // To a node that was told to forget it.
+        ForgetNode(from);
+        Retry(RetryStage::kDecode, RetryReason::kTimeout,
+              absl::UnavailableError("decode handed the sequence over too late"), now, effects);
+        return effects;
+      }
+      if (handed_off_) return Ignored();
       handed_off_ = true;
       if (times_.handed_off == absl::InfinitePast()) times_.handed_off = now;
       Advance(now, effects);
@@ -270,6 +344,7 @@ SequenceSession::Effects SequenceSession::OnTerminal(NodeId from, const proto::T
       if (by_prefill && !by_decode && (decode_spoke_ || handed_off_)) return Ignored();
       if (finished_.has_value()) return Ignored();
       absl::Status status = StatusOf(terminal, by_decode ? "decode" : "prefill");
+      if (by_decode && AwaitMove(std::string(status.message()), now)) return effects;
       avoid_.insert(from);
       if (SpeaksOfTheNode(status.code())) effects.failed = from;
       const RetryStage stage = StageAt(from);
@@ -286,9 +361,21 @@ SequenceSession::Effects SequenceSession::OnNodeGone(NodeId node, const std::str
                                                      absl::Time now) {
   Effects effects;
   if (node == 0 || state_ == SequenceState::kDone) return effects;
+  if (former_.has_value() && node == former_->node) former_.reset();
+  if (move_.has_value() && node == move_->node) {
+    if (decode_ == 0) {
+      Retry(RetryStage::kDecode, RetryReason::kNodeGone, absl::UnavailableError(decode_lost_), now,
+            effects);
+    } else {
+      EndMove(MoveResult::kLost, effects);
+    }
+    return effects;
+  }
   if (finished_.has_value() && (node == decode_ || node == prefill_)) {
     // The answer is complete; what is missing of it is on its way here or lost.
     ForgetNode(node);
+  } else if (node == decode_ && AwaitMove(why, now)) {
+    return effects;
   } else if (node == decode_) {
     const RetryStage stage = StageAt(node);
     ForgetNode(node);
@@ -323,6 +410,16 @@ SequenceSession::Effects SequenceSession::OnDeadline(const absl::Status& queue_s
           RetryReason::kLostMessage,
           absl::DataLossError(absl::StrCat("token ", next_, " of the answer was lost")), now,
           effects);
+    return effects;
+  }
+  if (move_.has_value() && now >= move_->until) {
+    if (decode_ != 0) {
+      avoid_.insert(move_->node);
+      EndMove(MoveResult::kTimeout, effects);
+    } else {
+      Retry(RetryStage::kDecode, RetryReason::kNodeGone, absl::UnavailableError(decode_lost_), now,
+            effects);
+    }
     return effects;
   }
   switch (state_) {
@@ -388,7 +485,76 @@ SequenceSession::Effects SequenceSession::OnCancel() {
 
 absl::Time SequenceSession::deadline() const {
   if (state_ == SequenceState::kDone) return absl::InfiniteFuture();
-  return std::min({request_.deadline, wait_until_, gap_until_});
+  return std::min({request_.deadline, wait_until_, gap_until_,
+                   move_.has_value() ? move_->until : absl::InfiniteFuture()});
+}
+
+bool SequenceSession::MayMove(int64_t tokens) const {
+  return state_ == SequenceState::kDecoding && decode_ != 0 && !move_.has_value() &&
+         !former_.has_value() && !finished_.has_value() &&
+         (local() || decode_spoke_ || handed_off_) && tokens > told_tokens() - 1 &&
+         // Behind the tokens whose KV is handed over there is one, and the other node adds one.
+         tokens + 2 <=
+             static_cast<int64_t>(request_.prompt.size()) + request_.sampling.max_new_tokens();
+}
+
+SequenceSession::Effects SequenceSession::OnMoveReserveSent(NodeId to, uint64_t wire_id,
+                                                            int32_t tokens, absl::Time now) {
+  LYNX_CHECK(MayMove(tokens) && to != decode_);
+  move_ = {
+      .node = to, .wire_id = wire_id, .tokens = tokens, .until = now + options_.reserve_timeout};
+  return {};
+}
+
+SequenceSession::Effects SequenceSession::OnHandOffSent(bool sent, absl::Time now) {
+  LYNX_CHECK(move_.has_value() && !move_->asked);
+  Effects effects;
+  if (!sent) {
+    EndMove(MoveResult::kStayed, effects);
+    return effects;
+  }
+  move_->asked = asked_to_leave_ = true;
+  move_->until = now + options_.move_timeout;
+  return effects;
+}
+
+int64_t SequenceSession::MovePlace() const {
+  return int64_t{move_->tokens} + 1 - static_cast<int64_t>(request_.prompt.size());
+}
+
+void SequenceSession::EndMove(MoveResult result, Effects& effects) {
+  effects.cancels.push_back({move_->node, move_->wire_id});
+  effects.moved = result;
+  move_.reset();
+}
+
+void SequenceSession::Switch(absl::Time now, Effects& effects) {
+  const int64_t place = MovePlace();
+  if (decode_ != 0 && static_cast<int64_t>(next_) < place) {
+    former_ = {.node = decode_, .wire_id = wire_id_, .place = place};
+  }
+  decode_ = move_->node;
+  wire_id_ = move_->wire_id;
+  grant_ = move_->grant;
+  prefill_ = 0;
+  decode_spoke_ = handed_off_ = true;
+  prefill_lost_.clear();
+  decode_lost_.clear();
+  move_.reset();
+  asked_to_leave_ = false;
+  moved_ = true;
+  wait_until_ = now + options_.token_timeout;
+  effects.moved = MoveResult::kMoved;
+}
+
+bool SequenceSession::AwaitMove(const std::string& why, absl::Time now) {
+  if (!move_.has_value() || !move_->asked || static_cast<int64_t>(next_) < MovePlace()) {
+    return false;
+  }
+  move_->until = std::min(move_->until, now + options_.handoff_timeout);
+  ForgetNode(decode_);
+  decode_lost_ = why;
+  return true;
 }
 
 bool SequenceSession::whole() const {
@@ -484,6 +650,7 @@ void SequenceSession::CancelAttempt(Effects& effects) {
   if (decode_ != 0 && !(finished && finished_by_decode_)) {
     effects.cancels.push_back({decode_, wire_id_});
   }
+  if (move_.has_value()) EndMove(MoveResult::kEnded, effects);
   if (prefill_ != 0 && !local() && !finished && !handed_off_ && !decode_spoke_) {
     effects.cancels.push_back({prefill_, wire_id_});
   }
@@ -505,6 +672,10 @@ void SequenceSession::ForgetAttempt() {
   held_.clear();
   finished_.reset();
   gap_until_ = absl::InfiniteFuture();
+  move_.reset();
+  former_.reset();
+  decode_lost_.clear();
+  asked_to_leave_ = moved_ = false;
 }
 
 void SequenceSession::Advance(absl::Time now, Effects& effects) {
@@ -525,7 +696,10 @@ void SequenceSession::Advance(absl::Time now, Effects& effects) {
       }
     }
   }
-  const bool hole = !held_.empty() || finished_.has_value() || whole() ||
+  if (former_.has_value() && static_cast<int64_t>(next_) >= former_->place) {
+    former_.reset();
+  }
+  const bool hole = !held_.empty() || former_.has_value() || finished_.has_value() || whole() ||
                     (handed_off_ && state_ == SequenceState::kPrefilling);
   if (!hole) {
     gap_until_ = absl::InfiniteFuture();

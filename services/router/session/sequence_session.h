@@ -29,6 +29,20 @@ inline constexpr int kRetryReasons = 5;
 const char* Name(RetryStage stage);
 const char* Name(RetryReason reason);
 
+// What became of a try to have a sequence handed to another decode node: label values, too.
+enum class MoveResult : uint8_t {
+  kMoved,
+  kNoNode,   // No other node could take it.
+  kRefused,  // The other node has no room after all.
+  kPassed,   // It had more tokens than was asked for when its node heard of it.
+  kStayed,   // Its node could not hand it over, and goes on.
+  kLost,     // The other node failed or vanished.
+  kTimeout,
+  kEnded,  // Its answer ended, or broke off, first.
+};
+inline constexpr int kMoveResults = 8;
+const char* Name(MoveResult result);
+
 // The life of one sequence as a state machine. Pure: it is told what happened and when, and answers
 // with what is to be done (Effects); it sends nothing, calls nobody and starts no timer.
 //
@@ -72,6 +86,24 @@ const char* Name(RetryReason reason);
 //   (6) Ignored once decode speaks.
 //   (7) Where an attempt repeats what was delivered; that it ends earlier is the same.
 //
+// Move: while it decodes, the sequence may be handed to another decode node, as it is when its own
+// drains. Room for it is reserved there while it goes on here; then its node is asked to hand it
+// over behind a token that both know (proto::HandOff), whose place says from whom each token is to
+// come. Not moving, the sequence is as in the table; else also:
+//
+//   event              Reserving there      Handing over
+//   granted there      hand it over         ignore
+//   refused            stay                 here: stay; there: ignore
+//   a token past it    stay                 here: stay; there: switch
+//   handed off here    ignore               switch
+//   failed, vanished   here: as it was      here: the other has handoff_timeout, if the place was
+//                      there: stay          reached; there: stay
+//   too long           stay                 stay; retry if its own node is lost
+//
+// stay: the other node is told to forget it, and nothing else changes. switch: the other node is
+// its decode node from now on. Of the former one what it told up to the place still counts, which
+// may come later; what it tells beyond does not, if it goes on because an answer was lost.
+//
 // Where the decode node computes the prompt, it is both nodes of the attempt: prefill's events are
 // its own, and nothing is handed off.
 //
@@ -103,6 +135,7 @@ class SequenceSession {
     absl::Duration token_timeout = absl::Minutes(1);        // Between tokens.
     absl::Duration handoff_timeout = absl::Seconds(5);      // Decode silent, prefill gone.
     absl::Duration gap_timeout = absl::Seconds(2);          // Something missing in between.
+    absl::Duration move_timeout = absl::Seconds(10);        // Asked to hand over to it is done.
   };
 
   // What to do now, in the order of the fields. Pointers are into what the call was given or into
@@ -120,6 +153,10 @@ class SequenceSession {
     std::optional<absl::Duration> gave_up =
         {};                      // An attempt that had taken so long, of none begun.
     bool place_prefill = false;  // Call PrefillSent or OnNoPrefill next.
+    bool hand_over = false;      // Send HandOff of move() to decode(), and call OnHandOffSent next.
+    std::optional<MoveResult> moved = {};  // A move ended.
+    // From the last token of the former node to the first of the other.
+    std::optional<absl::Duration> move_pause = {};
     std::optional<SequenceEnd> end;
     std::optional<std::pair<RetryStage, RetryReason>> retry;
     // Goes on after tokens were delivered and the attempt broke off so long ago.
@@ -162,6 +199,26 @@ class SequenceSession {
   Effects OnDisplaced(absl::Status status);
   Effects OnCancel();
 
+  // A sequence that decodes moves to another node.
+  struct Move {
+    NodeId node = 0;
+    uint64_t wire_id = 0;
+    int32_t tokens = 0;  // Of prompt and output, whose KV is handed over.
+    proto::GrantInfo grant = {};
+    bool asked = false;  // The node that has it was asked to hand it over.
+    absl::Time until = absl::InfiniteFuture();
+  };
+  // Whether it can move with so many tokens of prompt and output.
+  bool MayMove(int64_t tokens) const;
+  // Where room for them was asked for.
+  Effects OnMoveReserveSent(NodeId to, uint64_t wire_id, int32_t tokens, absl::Time now);
+  // `sent`: false: it cannot be reached.
+  Effects OnHandOffSent(bool sent, absl::Time now);
+  const std::optional<Move>& move() const { return move_; }
+  // Another node that may tell of the sequence, and its id there; 0: there is none.
+  NodeId other_node() const { return move_ ? move_->node : former_ ? former_->node : 0; }
+  uint64_t other_wire_id() const { return move_ ? move_->wire_id : former_ ? former_->wire_id : 0; }
+
   // The earliest time something is overdue. Moves with every event, often later: keep a timer for
   // an older value and ask again when it fires.
   absl::Time deadline() const;
@@ -194,6 +251,8 @@ class SequenceSession {
   int64_t known_tokens() const {
     return static_cast<int64_t>(request_.prompt.size() + given().size());
   }
+  // Of prompt and answer, what the present attempt has told, too.
+  int64_t told_tokens() const { return static_cast<int64_t>(request_.prompt.size() + next_); }
   int retries() const { return retries_; }
   // Nodes to avoid while there are others, and those that can never hold the sequence.
   const std::set<NodeId>& avoid() const { return avoid_; }
@@ -221,6 +280,12 @@ class SequenceSession {
   void CancelAttempt(Effects& effects);
   void ForgetAttempt();
   void ForgetNode(NodeId node);
+  // The output position from which on the node that it moves to speaks.
+  int64_t MovePlace() const;
+  void EndMove(MoveResult result, Effects& effects);
+  void Switch(absl::Time now, Effects& effects);
+  // Its node is lost while it moves, and may have handed it over: true.
+  bool AwaitMove(const std::string& why, absl::Time now);
   // Delivers what is in order, ends when everything is in, and watches the hole otherwise.
   void Advance(absl::Time now, Effects& effects);
 
@@ -259,6 +324,17 @@ class SequenceSession {
   std::optional<proto::Terminal> finished_;  // Came; something before it may still be missing.
   bool finished_by_decode_ = false;
   Times times_;
+  std::optional<Move> move_;
+  struct Former {
+    NodeId node = 0;
+    uint64_t wire_id = 0;
+    int64_t place = 0;  // Output position behind its last token.
+  };
+  std::optional<Former> former_;  // While some of its tokens are missing.
+  std::string decode_lost_;       // Why, while the node that it moves to may have it.
+  absl::Time last_token_ = absl::InfinitePast();
+  bool asked_to_leave_ = false;  // Its node, of this move or one that has ended.
+  bool moved_ = false;           // And no token came since.
 };
 
 }  // namespace lynx::router

@@ -10,6 +10,9 @@ constexpr char kIgnored[] = "lynx_router_ignored_messages_total";
 constexpr char kFailovers[] = "lynx_router_failovers_total";
 constexpr char kFailoversHelp[] =
     "Sequences broken off after tokens were delivered, by whether they went on on other nodes";
+constexpr char kMoves[] = "lynx_router_moves_total";
+constexpr char kMovesHelp[] =
+    "Tries to have a decode node that drains hand a sequence and its KV to another, by outcome";
 constexpr char kIgnoredHelp[] = "Control messages that changed nothing: late, doubled or unknown";
 
 }  // namespace
@@ -30,6 +33,11 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
           "lynx_router_failover_duration_seconds",
           "From a break after tokens were delivered to the next token from other nodes",
           telemetry::kQueueSeconds)),
+      move_pause_seconds(registry.AddHistogram(
+          "lynx_router_move_pause_seconds",
+          "From the last token of a decode node that drains to the first of the one that has its "
+          "KV from there",
+          telemetry::kQueueSeconds)),
       disaggregated(registry.AddCounter("lynx_router_routing_decisions_total",
                                         "Prompts sent to nodes, by where prefill ran",
                                         {{"decision", "disaggregated"}})),
@@ -41,6 +49,10 @@ SessionMetrics::SessionMetrics(telemetry::Registry& registry)
       ignored_unexpected(registry.AddCounter(kIgnored, kIgnoredHelp, {{"reason", "unexpected"}})),
       failovers_resumed_(registry.AddCounter(kFailovers, kFailoversHelp, {{"result", "resumed"}})),
       failovers_failed_(registry.AddCounter(kFailovers, kFailoversHelp, {{"result", "failed"}})) {
+  for (int result = 0; result < kMoveResults; ++result) {
+    moves_.push_back(registry.AddCounter(kMoves, kMovesHelp,
+                                         {{"result", Name(static_cast<MoveResult>(result))}}));
+  }
   for (const char* reason :
        {"queue_full", "queue_timeout", "late", "not_ready", "draining", "too_large", "displaced"}) {
     rejections_.push_back(registry.AddCounter("lynx_router_rejections_total",

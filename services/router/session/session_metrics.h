@@ -40,6 +40,8 @@ class SessionMetrics {
 
   void FailedOver(bool resumed) { (resumed ? failovers_resumed_ : failovers_failed_).Increment(); }
 
+  void Moved(MoveResult result) { moves_[Index(result)].Increment(); }
+
   void Reported(PrefixIndex::Heard heard) { prefix_reports_[Index(heard)].Increment(); }
 
   telemetry::Gauge queued;
@@ -48,6 +50,7 @@ class SessionMetrics {
   telemetry::Gauge open_circuits;
   telemetry::Histogram release_seconds;
   telemetry::Histogram failover_seconds;
+  telemetry::Histogram move_pause_seconds;
   telemetry::Counter disaggregated;
   telemetry::Counter local;
   telemetry::Counter ignored_unknown_sequence;
@@ -61,6 +64,7 @@ class SessionMetrics {
 
   telemetry::Counter failovers_resumed_;
   telemetry::Counter failovers_failed_;
+  std::vector<telemetry::Counter> moves_;
   std::vector<telemetry::Counter> rejections_;
   std::vector<telemetry::Counter> sequences_;
   std::vector<telemetry::Histogram> queue_;

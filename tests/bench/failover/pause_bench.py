@@ -1,6 +1,6 @@
 """How long streams pause whose decode node fails under them, and whether any of them notices more than that.
 
-usage: pause_bench.py [--rounds N] [--streams N] [--only WORD] [-- ROUTER-FLAGS]
+usage: pause_bench.py [--rounds N] [--streams N] [--tokens N] [--only WORD] [-- ROUTER-FLAGS]
 
 Two prefill and two decode nodes on this machine. Each round, one decode node fails in the middle of all streams.
 Build build/release first.
@@ -21,13 +21,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "process"))
 from cluster import running_cluster, wait_for  # noqa: E402
 from test_failover import body_of, essence  # noqa: E402
 
-KINDS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "drained": signal.SIGTERM}
+KINDS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "cut": signal.SIGTERM, "moved": signal.SIGTERM}
 
 
 class Stream(threading.Thread):
-    def __init__(self, cluster, number):
+    def __init__(self, cluster, number, tokens):
         super().__init__()
-        self.address, self.body = cluster.router.http.rsplit(":", 1), body_of(number)
+        self.address, self.body = cluster.router.http.rsplit(":", 1), {**body_of(number), "max_tokens": tokens}
         self.events, self.times, self.broken = [], [], None
 
     def run(self):
@@ -53,8 +53,8 @@ class Stream(threading.Thread):
         return max(b - a for a, b in zip(self.times, self.times[1:]))
 
 
-def serve(cluster, streams, strike=lambda threads: None):
-    threads = [Stream(cluster, i) for i in range(streams)]
+def serve(cluster, options, strike=lambda threads: None):
+    threads = [Stream(cluster, i, options.tokens) for i in range(options.streams)]
     for thread in threads:
         thread.start()
     strike(threads)
@@ -76,20 +76,27 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--only", default="")
     parser.add_argument("router_flags", nargs="*")
     options = parser.parse_args()
     print("longest pause of a stream, seconds\n              streams   median      p99      max", flush=True)
-    with running_cluster(prefill=2, decode=2, decode_flags=("--drain-timeout", "0s"),
-                         router_flags=options.router_flags) as cluster:
-        undisturbed = serve(cluster, options.streams)
+    measure(options, {kind: KINDS[kind] for kind in ("kill", "freeze", "cut")}, ("--drain-timeout", "0s"),
+            "lynx_router_failovers_total", "resumed")
+    measure(options, {"moved": KINDS["moved"]}, (), "lynx_router_moves_total", "moved")
+
+
+def measure(options, kinds, decode_flags, counter, result):
+    kinds = {kind: number for kind, number in kinds.items() if options.only in kind}
+    if not kinds:
+        return
+    with running_cluster(prefill=2, decode=2, decode_flags=decode_flags, router_flags=options.router_flags) as cluster:
+        undisturbed = serve(cluster, options)
         want = [essence(stream.events) for stream in undisturbed]
         show("undisturbed", [stream.pause() for stream in undisturbed])
-        for kind, number in KINDS.items():
-            if options.only not in kind:
-                continue
+        for kind, number in kinds.items():
             pauses, wrong = [], 0
-            before = cluster.router.metric("lynx_router_failovers_total", result="resumed")
+            before = cluster.router.metric(counter, result=result)
             for round_ in range(options.rounds):
                 name = f"decode-{round_ % 2}"
                 victim = cluster.nodes[name]
@@ -98,7 +105,7 @@ def main():
                     wait_for(lambda: all(len(t.events) > 10 for t in threads), 60, "streams under way")
                     victim.signal(number)
 
-                streams = serve(cluster, options.streams, strike)
+                streams = serve(cluster, options, strike)
                 wrong += sum(s.broken is not None or essence(s.events) != w for s, w in zip(streams, want))
                 pauses += [stream.pause() for stream in streams]
                 if kind == "freeze":
@@ -107,10 +114,10 @@ def main():
                     victim.process.wait()
                     cluster.restart_node(name)
                 wait_for(lambda: cluster.router.metric("lynx_router_nodes", state="ready") == 4, 30, "all nodes")
-            resumed = int(cluster.router.metric("lynx_router_failovers_total", result="resumed") - before)
+            went_on = int(cluster.router.metric(counter, result=result) - before)
             # Those of the other decode node paused little.
-            show(kind, sorted(pauses)[-resumed:] if resumed else pauses)
-            print(f"{'':12} {resumed} of {len(pauses)} resumed, {wrong} wrong or broken", flush=True)
+            show(kind, sorted(pauses)[-went_on:] if went_on else pauses)
+            print(f"{'':12} {went_on} of {len(pauses)} {result}, {wrong} wrong or broken", flush=True)
 
 
 if __name__ == "__main__":

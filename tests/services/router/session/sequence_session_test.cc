@@ -631,6 +631,182 @@ TEST_F(SequenceSessionTest, CancelFreesBothSides) {
   }
 }
 
+constexpr NodeId kOther = 21;
+constexpr uint64_t kOtherWire = 78;
+
+// The sequence is to move from kDecode to kOther, which tells it from its fifth token on.
+class MoveTest : public SequenceSessionTest {
+ protected:
+  void ToAsking() {
+    ToDecoding();
+    ASSERT_THAT(Tokens(1, 1), ElementsAre(101));
+    ASSERT_TRUE(session_->MayMove(6));
+    session_->OnMoveReserveSent(kOther, kOtherWire, 6, Now());
+    EXPECT_FALSE(session_->MayMove(6)) << "it does";
+  }
+  void ToMoving() {
+    ToAsking();
+    ASSERT_TRUE(Grant(kOther).hand_over);
+    EXPECT_EQ(session_->move()->grant.grant_id(), 5u);
+    session_->OnHandOffSent(/*sent=*/true, Now());
+  }
+  static void ExpectMove(const Effects& effects, MoveResult result) {
+    ASSERT_TRUE(effects.moved.has_value());
+    EXPECT_STREQ(Name(*effects.moved), Name(result));
+  }
+  void ExpectStays(const Effects& effects, MoveResult result) {
+    ExpectMove(effects, result);
+    EXPECT_FALSE(effects.requeue || effects.end.has_value());
+    ASSERT_THAT(effects.cancels, SizeIs(1));
+    EXPECT_EQ(effects.cancels[0].node, kOther);
+    EXPECT_EQ(effects.cancels[0].wire_id, kOtherWire);
+    EXPECT_EQ(session_->decode(), kDecode);
+    EXPECT_EQ(session_->wire_id(), kWire);
+    EXPECT_FALSE(session_->move().has_value());
+    const auto next = static_cast<uint32_t>(session_->output().size());
+    EXPECT_THAT(Tokens(next, 1), ElementsAre(static_cast<int>(next) + 100));
+  }
+  void ExpectMoved() {
+    EXPECT_EQ(session_->decode(), kOther);
+    EXPECT_EQ(session_->wire_id(), kOtherWire);
+    EXPECT_FALSE(session_->move().has_value());
+  }
+};
+
+TEST_F(MoveTest, GoesOnFromTheOtherNodeBehindThePlace) {
+  ToMoving();
+  EXPECT_EQ(session_->other_node(), kOther);
+  EXPECT_EQ(session_->other_wire_id(), kOtherWire);
+  EXPECT_THAT(Tokens(2, 2), ElementsAre(102, 103));
+  ExpectMove(Say(kDecode, Terminal::KIND_HANDED_OFF), MoveResult::kMoved);
+  ExpectMoved();
+  EXPECT_EQ(session_->other_node(), 0u);
+  clock_.Advance(absl::Milliseconds(30));
+  EXPECT_THAT(Tokens(4, 1, kOther), ElementsAre(104));
+  EXPECT_EQ(last_.move_pause, absl::Milliseconds(30));
+  EXPECT_THAT(Tokens(5, 3, kOther), ElementsAre(105, 106, 107));
+  EXPECT_FALSE(last_.move_pause.has_value()) << "once";
+  ExpectEnd(Say(kOther, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_LENGTH, 8),
+            absl::StatusCode::kOk);
+}
+
+TEST_F(MoveTest, TheOtherNodeMayBeFasterThanTheLastWordsOfTheFormer) {
+  ToMoving();
+  EXPECT_THAT(Tokens(4, 1, kOther), IsEmpty()) << "two are missing";
+  ExpectMove(last_, MoveResult::kMoved);
+  ExpectMoved();
+  EXPECT_EQ(session_->other_node(), kDecode);
+  EXPECT_EQ(session_->other_wire_id(), kWire);
+  EXPECT_EQ(session_->deadline(), Now() + options_.gap_timeout);
+  EXPECT_THAT(Tokens(2, 4), ElementsAre(102, 103, 104))
+      << "what it tells past the place is not its";
+  EXPECT_EQ(session_->other_node(), 0u);
+  EXPECT_TRUE(Say(kDecode, Terminal::KIND_HANDED_OFF).ignored);
+  EXPECT_THAT(Tokens(5, 1), IsEmpty());
+  EXPECT_THAT(Tokens(5, 1, kOther), ElementsAre(105));
+}
+
+TEST_F(MoveTest, ALostTokenOfTheFormerNodeIsAHole) {
+  ToMoving();
+  EXPECT_THAT(Tokens(2, 1), ElementsAre(102));
+  ExpectMove(Say(kDecode, Terminal::KIND_HANDED_OFF), MoveResult::kMoved);
+  EXPECT_EQ(session_->deadline(), Now() + options_.gap_timeout);
+  const Effects effects = Late(options_.gap_timeout);
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kLostMessage);
+  ASSERT_THAT(effects.cancels, SizeIs(1));
+  EXPECT_EQ(effects.cancels[0].node, kOther);
+}
+
+TEST_F(MoveTest, StaysWhereItIsWhenItCannotMove) {
+  ToAsking();
+  ExpectStays(Refuse(kOther, Refused::REASON_BUSY), MoveResult::kRefused);
+  Make();
+  ToAsking();
+  ExpectStays(Late(options_.reserve_timeout), MoveResult::kTimeout);
+  Make();
+  ToAsking();
+  ExpectStays(session_->OnNodeGone(kOther, "died", Now()), MoveResult::kLost);
+  Make();
+  ToAsking();
+  ASSERT_TRUE(Grant(kOther).hand_over);
+  ExpectStays(session_->OnHandOffSent(/*sent=*/false, Now()), MoveResult::kStayed);
+  Make();
+  ToMoving();
+  ExpectStays(Refuse(kDecode, Refused::REASON_BUSY), MoveResult::kStayed);
+  Make();
+  ToMoving();
+  EXPECT_TRUE(Refuse(kDecode, Refused::REASON_DUPLICATE).ignored);
+  ExpectStays(Say(kOther, Terminal::KIND_FAILED), MoveResult::kLost);
+  EXPECT_TRUE(session_->avoid().contains(kOther));
+  Make();
+  ToMoving();
+  ExpectStays(Late(options_.move_timeout), MoveResult::kTimeout);
+  Make();
+  ToMoving();
+  EXPECT_THAT(Tokens(2, 3), ElementsAre(102, 103, 104));
+  ExpectMove(last_, MoveResult::kPassed);
+  EXPECT_EQ(session_->decode(), kDecode);
+}
+
+TEST_F(MoveTest, AfterAMoveThatWasGivenUpHandedOffMeansThatItIsLost) {
+  ToMoving();
+  session_->OnNodeGone(kOther, "died", Now());
+  const Effects effects = Say(kDecode, Terminal::KIND_HANDED_OFF);
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kTimeout);
+  EXPECT_THAT(effects.cancels, IsEmpty());
+}
+
+TEST_F(MoveTest, WithItsNodeLostTheOtherMayHaveIt) {
+  ToMoving();
+  EXPECT_THAT(Tokens(2, 2), ElementsAre(102, 103));
+  Effects effects = session_->OnNodeGone(kDecode, "died", Now());
+  EXPECT_FALSE(effects.requeue);
+  EXPECT_THAT(Tokens(4, 1, kOther), ElementsAre(104));
+  ExpectMoved();
+
+  Make();
+  ToMoving();
+  EXPECT_THAT(Tokens(2, 2), ElementsAre(102, 103));
+  session_->OnNodeGone(kDecode, "died", Now());
+  effects = Late(options_.handoff_timeout);
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kNodeGone);
+  ASSERT_THAT(effects.cancels, SizeIs(1));
+  EXPECT_EQ(effects.cancels[0].node, kOther);
+
+  // It cannot have come to the place.
+  Make();
+  ToMoving();
+  effects = session_->OnNodeGone(kDecode, "died", Now());
+  ExpectRetry(effects, RetryStage::kDecode, RetryReason::kNodeGone);
+  ExpectMove(effects, MoveResult::kEnded);
+}
+
+TEST_F(MoveTest, AnEndMeanwhileFreesTheOtherNode) {
+  ToMoving();
+  ExpectMove(session_->OnCancel(), MoveResult::kEnded);
+  Make();
+  ToAsking();
+  Tokens(2, 1);
+  const Effects effects = Say(kDecode, Terminal::KIND_FINISHED, Terminal::FINISH_REASON_STOP, 4);
+  ExpectEnd(effects, absl::StatusCode::kOk);
+  ExpectMove(effects, MoveResult::kEnded);
+  ASSERT_THAT(effects.cancels, SizeIs(1));
+  EXPECT_EQ(effects.cancels[0].node, kOther);
+}
+
+TEST_F(MoveTest, OnlyWhatDecodesAndHasRoomForIt) {
+  EXPECT_FALSE(session_->MayMove(6));
+  ToPrefilling();
+  EXPECT_FALSE(session_->MayMove(6));
+  ASSERT_TRUE(First().first.has_value());
+  EXPECT_FALSE(session_->MayMove(6)) << "prefill may be handing it off yet";
+  Tokens(1, 1);
+  EXPECT_FALSE(session_->MayMove(4)) << "the KV of as many, and a token more, is there already";
+  EXPECT_TRUE(session_->MayMove(5));
+  EXPECT_TRUE(session_->MayMove(9));
+  EXPECT_FALSE(session_->MayMove(10)) << "the other node would have nothing left to do";
+}
+
 // The decode node computes the prompt.
 class LocalPrefillTest : public SequenceSessionTest {
  protected:
