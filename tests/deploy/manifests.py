@@ -19,7 +19,7 @@ ADDED = [("cpu-demo", "monitoring"), ("cpu-demo", "gateway-api"), ("cpu-demo", "
          ("gpu-multi-node", "monitoring"), ("gpu-multi-node", "rdma-ipc-lock"),
          ("cpu-demo", "api-keys"), ("gpu-multi-node", "api-keys"),
          ("gpu-single", "control-keys"), ("gpu-multi-node", "control-keys", "rdma-ipc-lock"),
-         ("cpu-demo", "api-keys", "control-keys")]
+         ("cpu-demo", "tls"), ("gpu-multi-node", "tls"), ("cpu-demo", "api-keys", "control-keys", "tls")]
 VARIANTS = [(overlay,) for overlay in OVERLAYS] + ADDED
 
 
