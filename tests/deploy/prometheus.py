@@ -28,8 +28,8 @@ class Prometheus:
         self.write_targets()
         for name in ("slo.rules.yml", "alerts.yml"):
             rules = re.sub(r"interval: \d+s", "interval: 1s", (RULES / name).read_text())
-            # One alert whose cause a test brings about is told at once.
-            rules = re.sub(r"(alert: LynxNoReadyNodes\n.*\n +for: )1m", r"\g<1>1s", rules)
+            # Alerts whose cause a test brings about are told at once.
+            rules = re.sub(r"(alert: (?:LynxNoReadyNodes|LynxTargetDown)\n.*\n +for: )\dm", r"\g<1>1s", rules)
             (folder / name).write_text(rules)
         config = (RULES / "prometheus.yml").read_text()
         for pattern, by in ((r"_interval: \d+s", "_interval: 1s"), (r"targets\.yml", "targets.json")):

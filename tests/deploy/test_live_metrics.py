@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -139,6 +140,23 @@ def test_an_alert_fires_for_a_role_that_is_gone_and_ends_when_it_is_back(watched
     prometheus.write_targets()
     cluster.wait_ready()
     wait_for(lambda: not firing(), 40, "end of the alert")
+
+
+def test_alerts_fire_for_a_decode_node_that_stands_still_and_end_when_it_goes_on(watched):
+    cluster, prometheus = watched
+
+    def firing():
+        return {(labels["alertname"], labels.get("pod")) for labels, _ in
+                prometheus.query('ALERTS{alertname=~"LynxNoReadyNodes|LynxTargetDown",alertstate="firing"}')}
+
+    cluster.nodes["decode-0"].signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: firing() == {("LynxNoReadyNodes", None), ("LynxTargetDown", "decode-0")}, 40,
+                 "alerts for a node that stands still")
+    finally:
+        cluster.nodes["decode-0"].signal(signal.SIGCONT)
+    cluster.wait_ready()
+    wait_for(lambda: not firing(), 40, "end of the alerts")
 
 
 def wait_all_panels(prometheus):

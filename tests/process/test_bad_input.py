@@ -190,6 +190,26 @@ def test_an_endless_chunked_body_is_cut_off(cluster):  # SEC-4
         assert b" 413 " in connection.recv(4096).split(b"\r\n")[0]
 
 
+def test_nothing_a_client_names_is_connected_to(cluster):  # SEC-8
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        address = "127.0.0.1:%d" % trap.getsockname()[1]
+        host, port = address.split(":")
+        headers = {name: address for name in ("X-Prefiller-Host-Port", "X-Prefill-Url", "X-Decode-Host-Port", "X-Forwarded-Host",
+                                              "X-Gateway-Destination-Endpoint", "X-Transfer-Address", "Forwarded")}
+        transfer = {"do_remote_prefill": True, "remote_host": host, "remote_port": int(port), "remote_engine_id": address,
+                    "remote_block_ids": [0, 1, 2], "grant_id": 1, "transfer_address": address}
+        named = {"kv_transfer_params": transfer, "bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": 1,
+                 "prefill_node": address, "decode_node": address, "nodes": [address], "grant": transfer}
+        status, answer = cluster.post("/v1/completions", completion(**named), **headers)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 4, answer
+        image = {"type": "image_url", "image_url": {"url": f"http://{address}/x"}}
+        status, error = error_of(cluster, "/v1/chat/completions", chat(messages=[{"role": "user", "content": [image]}]))
+        assert status == 400
+        trap.settimeout(1)
+        with pytest.raises(TimeoutError):
+            trap.accept()
+
+
 def test_clients_that_never_read_cost_bounded_memory_and_their_blocks_return(cluster):  # SEC-4
     host, port = cluster.router.http.rsplit(":", 1)
     body = json.dumps(completion(max_tokens=2000, ignore_eos=True, stream=True, n=2,
