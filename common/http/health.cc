@@ -27,6 +27,19 @@ HttpResponse Page(const std::vector<std::string>& reasons) {
   return response;
 }
 
+void AddPage(Routes& routes, const std::string& path, std::function<HttpResponse()> page) {
+  routes.Add("GET", path,
+             [page = std::move(page)](HttpRequest, std::shared_ptr<ResponseWriter> writer) {
+               // Only fails when the prober has left.
+               writer->Send(page()).IgnoreError();
+             });
+}
+
+HttpResponse Exposition(std::string text) {
+  return {.headers = {{"Content-Type", telemetry::kExpositionContentType}},
+          .body = std::move(text)};
+}
+
 // Beats on the loop's thread until the heartbeat is gone or the loop stops.
 void BeatOnLoop(EventLoop& loop, std::weak_ptr<Heartbeat> heartbeat, absl::Duration period) {
   std::shared_ptr<Heartbeat> alive = heartbeat.lock();
@@ -114,20 +127,20 @@ std::vector<std::string> HealthPages::ReasonsNotReady() const {
 
 void HealthPages::AddTo(Routes& routes) {
   const auto add = [&routes](const std::string& path, std::function<HttpResponse()> page) {
-    routes.Add("GET", path,
-               [page = std::move(page)](HttpRequest, std::shared_ptr<ResponseWriter> writer) {
-                 // Only fails when the prober has left.
-                 writer->Send(page()).IgnoreError();
-               });
+    AddPage(routes, path, std::move(page));
   };
   add("/startupz", [this] { return Page(ReasonsNotStarted()); });
   add("/livez", [this] { return Page(ReasonsNotAlive()); });
   add("/readyz", [this] { return Page(ReasonsNotReady()); });
   add("/health", [this] { return Page(ReasonsNotReady()); });
-  add("/metrics", [this] {
-    return HttpResponse{.headers = {{"Content-Type", telemetry::kExpositionContentType}},
-                        .body = registry_.Render()};
-  });
+  add("/metrics", [this] { return Exposition(registry_.Render()); });
+}
+
+void HealthPages::AddVllmMetricsTo(Routes& routes, const std::string& model_name) {
+  AddPage(routes, "/metrics/vllm",
+          [this, labels = telemetry::Labels{{"model_name", model_name}, {"engine", "0"}}] {
+            return Exposition(registry_.RenderAliases(telemetry::VllmAliases(), labels));
+          });
 }
 
 }  // namespace lynx::http

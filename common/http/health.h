@@ -75,6 +75,8 @@ class HealthPages {
 
   // Serves the pages under `routes`. This object outlives the server.
   void AddTo(Routes& routes);
+  // Also /metrics/vllm: what vLLM has, under its names, of the model `model_name`.
+  void AddVllmMetricsTo(Routes& routes, const std::string& model_name);
 
  private:
   std::shared_ptr<Heartbeat> Add(const std::string& name, absl::Duration limit, bool busy)

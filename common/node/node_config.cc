@@ -23,6 +23,8 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "file to write the bound addresses to once they are known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
                   "least severe lines to log");
+  flags.AddChoice("metrics-compat", &config.metrics_compat, {"none", "vllm"},
+                  "vllm: serve /metrics/vllm, too, with vLLM's names");
   flags.AddConfigActions();
   flags.AddChoice("device", &config.device, {"cpu"}, "what computes");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},

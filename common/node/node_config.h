@@ -21,6 +21,7 @@ struct NodeConfig {
   std::string control_peers;
   std::string announce;
   std::string log_level = "info";
+  std::string metrics_compat = "none";
 
   std::string device = "cpu";
   std::string compute_dtype = "bf16";

@@ -283,6 +283,9 @@ absl::StatusOr<std::unique_ptr<NodeRuntime>> NodeRuntime::Create(const config::F
         rpc::ControlKeys::Load(config.control_key, config.control_peers, runtime->registry_));
   }
   runtime->health_.AddTo(runtime->routes_);
+  if (config.metrics_compat == "vllm") {
+    runtime->health_.AddVllmMetricsTo(runtime->routes_, runtime->model_name_);
+  }
   http::ServerOptions options;
   LYNX_ASSIGN_OR_RETURN(std::tie(options.address, options.port),
                         ParseHostPort("http", config.http));

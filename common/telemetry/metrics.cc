@@ -7,8 +7,11 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/mutex.h"
 #include "common/telemetry/process_metrics.h"
@@ -59,6 +62,80 @@ Histogram Registry::AddHistogram(const std::string& name, const std::string& hel
   auto* family = impl_->Family(builder, name);
   return Histogram(
       &family->Add(labels, prometheus::Histogram::BucketBoundaries(bounds.begin(), bounds.end())));
+}
+
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+const MetricFamily* Find(const std::vector<MetricFamily>& families, std::string_view name) {
+  const auto found = std::ranges::find(families, name, &MetricFamily::name);
+  return found == families.end() ? nullptr : &*found;
+}
+
+std::string LabelOf(const ClientMetric& metric, std::string_view name) {
+  const auto found = std::ranges::find(metric.label, name, &ClientMetric::Label::name);
+  return found == metric.label.end() ? std::string() : found->value;
+}
+
+void AddTo(ClientMetric& sum, const ClientMetric& metric) {
+  sum.counter.value += metric.counter.value;
+  sum.gauge.value += metric.gauge.value;
+  sum.histogram.sample_count += metric.histogram.sample_count;
+  sum.histogram.sample_sum += metric.histogram.sample_sum;
+  if (sum.histogram.bucket.empty()) {
+    sum.histogram.bucket = metric.histogram.bucket;
+    return;
+  }
+  LYNX_CHECK(sum.histogram.bucket.size() == metric.histogram.bucket.size());
+  for (size_t i = 0; i < metric.histogram.bucket.size(); ++i) {
+    sum.histogram.bucket[i].cumulative_count += metric.histogram.bucket[i].cumulative_count;
+  }
+}
+
+MetricFamily Alias(const MetricAlias& alias, const MetricFamily& source,
+                   const std::vector<MetricFamily>& families, const Labels& constant) {
+  MetricFamily family{.name = alias.name, .help = alias.help, .type = source.type, .metric = {}};
+  std::map<Labels, ClientMetric> sums;
+  for (const ClientMetric& metric : source.metric) {
+    const std::string value = LabelOf(metric, alias.label);
+    if (!alias.values.empty() && std::ranges::find(alias.values, value) == alias.values.end()) {
+      continue;
+    }
+    Labels labels = constant;
+    if (const std::string model = LabelOf(metric, "model_name"); !model.empty()) {
+      labels["model_name"] = model;
+    }
+    if (*alias.kept_as != '\0') labels[alias.kept_as] = value;
+    AddTo(sums[labels], metric);
+  }
+  for (auto& [labels, sum] : sums) {
+    for (const auto& [name, label_value] : labels) sum.label.push_back({name, label_value});
+    for (const auto& [name, gauge] : alias.values_as_labels) {
+      const MetricFamily* const from = Find(families, gauge);
+      if (from == nullptr) continue;
+      sum.label.push_back(
+          {name, absl::StrCat(static_cast<int64_t>(from->metric.front().gauge.value))});
+      sum.gauge.value = 1;
+    }
+    family.metric.push_back(std::move(sum));
+  }
+  return family;
+}
+
+}  // namespace
+
+std::string Registry::RenderAliases(std::span<const MetricAlias> aliases,
+                                    const Labels& constant) const {
+  const std::vector<MetricFamily> families = impl_->registry.Collect();
+  std::vector<MetricFamily> renamed;
+  for (const MetricAlias& alias : aliases) {
+    const MetricFamily* const source = Find(families, alias.source);
+    if (source != nullptr) renamed.push_back(Alias(alias, *source, families, constant));
+  }
+  return prometheus::TextSerializer().Serialize(renamed);
 }
 
 void AddBuildInfo(Registry& registry, const std::string& version, const std::string& isa) {

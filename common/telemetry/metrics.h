@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "common/telemetry/metric_alias.h"
+
 // Metrics of one process, rendered in the Prometheus text format.
 //
 // Names: lynx_<component>_<what>_<unit>[_total]; base units; label values from closed sets, never
@@ -63,6 +65,9 @@ class Registry {
 
   // `text/plain; version=0.0.4` exposition of every series, process_* included.
   std::string Render() const;
+
+  // The same of families under other names, each with the labels `constant` beside its own.
+  std::string RenderAliases(std::span<const MetricAlias> aliases, const Labels& constant) const;
 
  private:
   struct Impl;

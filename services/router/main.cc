@@ -376,18 +376,21 @@ absl::Status Run(const RouterConfig& config, Incarnation incarnation, StopSignal
   health.AddTo(routes);
   health.AddTo(admin_routes);
   // Not for clients: where the nodes are is the operator's.
-  (config.admin_listen.empty() ? routes : admin_routes)
-      .Add("GET", "/nodes",
-           [&loop, registry = nodes.get()](http::HttpRequest,
-                                           std::shared_ptr<http::ResponseWriter> writer) {
-             loop.Post([&loop, registry, writer = std::move(writer)] {
-               writer
-                   ->Send({.status = 200,
-                           .headers = {{"Content-Type", http::kJsonContentType}},
-                           .body = NodesPage(registry->nodes(), loop.Now())})
-                   .IgnoreError();
-             });
-           });
+  http::Routes& operators = config.admin_listen.empty() ? routes : admin_routes;
+  if (config.metrics_compat == "vllm") {
+    health.AddVllmMetricsTo(operators, config.served_model_names.front());
+  }
+  operators.Add("GET", "/nodes",
+                [&loop, registry = nodes.get()](http::HttpRequest,
+                                                std::shared_ptr<http::ResponseWriter> writer) {
+                  loop.Post([&loop, registry, writer = std::move(writer)] {
+                    writer
+                        ->Send({.status = 200,
+                                .headers = {{"Content-Type", http::kJsonContentType}},
+                                .body = NodesPage(registry->nodes(), loop.Now())})
+                        .IgnoreError();
+                  });
+                });
 
   if (config.allow_drain) {
     (config.admin_listen.empty() ? routes : admin_routes)

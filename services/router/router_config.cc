@@ -116,6 +116,8 @@ void AddRouterFlags(config::FlagSet& flags, RouterConfig& config) {
                   "file to write the bound address to once it is known");
   flags.AddChoice("log-level", &config.log_level, {"debug", "info", "warning", "error"},
                   "least severe lines to log");
+  flags.AddChoice("metrics-compat", &config.metrics_compat, {"none", "vllm"},
+                  "vllm: serve /metrics/vllm, too, with vLLM's names");
   flags.AddConfigActions();
 
   flags.AddInt("max-inflight", &config.max_inflight, {1, 1 << 20},

@@ -31,6 +31,7 @@ struct RouterConfig {
   std::string control_key;
   std::string control_peers;
   std::string log_level = "info";
+  std::string metrics_compat = "none";
   std::string placement = "least-load";
   std::vector<std::string> lynx_allow;
 

@@ -20,7 +20,8 @@ def free_port():
 
 
 class Prometheus:
-    def __init__(self, folder, cluster):
+    def __init__(self, folder, cluster, more=""):
+        """`more`: further scrape configs."""
         self.folder = folder
         self.cluster = cluster
         self.port = free_port()
@@ -35,7 +36,7 @@ class Prometheus:
         for pattern, by in ((r"_interval: \d+s", "_interval: 1s"), (r"targets\.yml", "targets.json")):
             config, changes = re.subn(pattern, by, config)
             assert changes, pattern
-        (folder / "prometheus.yml").write_text(config)
+        (folder / "prometheus.yml").write_text(config + more)
         self.log = open(folder / "prometheus.log", "wb")
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",

@@ -27,6 +27,11 @@ def test_health_pages_answer(cluster):
             assert fetch(process.url(page))[0] == 200, (process.name, page)
 
 
+def test_vllms_names_are_there_only_when_asked_for(cluster):
+    for process in cluster.processes():
+        assert fetch(process.url("/metrics/vllm"))[0] == 404, process.name
+
+
 def test_client_text_never_becomes_a_label(cluster):  # MET-6, SEC-9
     for name in ('a"b', "a\\b", "a\nb", "x" * 10_000, "", "secret-tenant"):
         cluster.post("/v1/completions", {"model": name, "prompt": "secret-prompt", "user": "secret-user"})
