@@ -417,6 +417,8 @@ void KvSender::Pump(Peer& peer) {
 void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
   proto::TransferHeader header = transfer::MakeHeader(self_.incarnation, peer.key.first);
   std::vector<std::span<const std::byte>> payload;
+  std::shared_ptr<std::vector<std::byte>> copied;  // Of an arena that the host cannot touch.
+  absl::Status read;
   int64_t bytes = 0;
   if (item.commit_body != nullptr) {
     proto::Commit& commit = *header.mutable_commit();
@@ -433,9 +435,18 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
     push.set_epoch(handoff.grant.epoch());
     push.set_layer(item.layer);
     push.set_first_block(item.first_block);
-    for (kv::BlockId block : item.blocks) {
+    const auto each = static_cast<size_t>(kv_.layout().BlockLayerBytes());
+    if (kv_.remote()) {
+      copied = std::make_shared<std::vector<std::byte>>(item.blocks.size() * each);
+      std::vector<kv::KvArena::Part> parts;
+      for (kv::BlockId block : item.blocks) parts.push_back(kv_.WholeBlock(item.layer, block));
+      read = kv_.Read(parts, copied->data());
+    }
+    for (size_t i = 0; i < item.blocks.size(); ++i) {
       const size_t first = payload.size();
-      const std::span<const std::byte> from = kv_.BlockLayerSpan(item.layer, block);
+      const std::span<const std::byte> from =
+          copied == nullptr ? kv_.BlockLayerSpan(item.layer, item.blocks[i])
+                            : std::span<const std::byte>(*copied).subspan(i * each, each);
       for (const transfer::CopySlice& slice : item.plan->slices) {
         payload.push_back(
             from.subspan(static_cast<size_t>(slice.from), static_cast<size_t>(slice.bytes)));
@@ -447,11 +458,17 @@ void KvSender::SendItem(Peer& peer, Handoff& handoff, Item& item) {
   peer.in_flight += bytes;
   handoff.LinkTo(peer.id).sends += 1;
   handoff.bytes_sending += bytes;
-  engine_->Send(peer.id, header.SerializeAsString(), std::move(payload),
-                [this, peer_id = peer.id, id = handoff.id, bytes,
-                 body = item.commit_body](const absl::Status& status) {
-                  OnSent(peer_id, id, bytes, body == nullptr ? bytes : 0, status);
-                });
+  auto sent = [this, peer_id = peer.id, id = handoff.id, bytes, body = item.commit_body,
+               copied](const absl::Status& status) {
+    OnSent(peer_id, id, bytes, body == nullptr ? bytes : 0, status);
+  };
+  if (!read.ok()) {
+    loop_.Post([alive = std::weak_ptr(alive_), sent, read] {
+      if (!alive.expired()) sent(read);
+    });
+    return;
+  }
+  engine_->Send(peer.id, header.SerializeAsString(), std::move(payload), std::move(sent));
 }
 
 void KvSender::OnSent(PeerId peer_id, HandoffId id, int64_t bytes, int64_t kv_bytes,

@@ -28,9 +28,9 @@ namespace lynx::handoff {
 // Sends finished KV to decode nodes: the sending side of docs/protocols/handoff.md. A prefill node
 // has one, and so has a decode node, for the sequences that leave it when it drains.
 //
-// KV leaves straight from the arenas. The caller holds the lease of all blocks it pushed until the
-// hand-off's Done has run; only then does nothing read them any more. Begin, Push (as layers
-// finish), Commit, and Done says how it ended:
+// KV leaves straight from the arenas, or by way of a copy where the host cannot touch them. The
+// caller holds the lease of all blocks it pushed until the hand-off's Done has run; only then does
+// nothing read them any more. Begin, Push (as layers finish), Commit, and Done says how it ended:
 //   OK                  decode has adopted the sequence.
 //   Aborted, DataLoss   decode gave it up; try again under a new grant.
 //   Unavailable         the decode node or the way to it is gone.

@@ -1,8 +1,7 @@
 #include "common/kv/swapped_kv.h"
 
-#include <algorithm>
-
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 
 namespace lynx::kv {
 namespace {
@@ -27,23 +26,42 @@ void ForEachPart(const KvLayout& layout, std::span<const BlockId> tables, int32_
 
 }  // namespace
 
-SwappedKv::SwappedKv(KvArena& kv, std::span<const BlockId> blocks, int32_t position)
-    : position_(position) {
-  bytes_.reserve(static_cast<size_t>(BytesOf(kv.layout(), position)));
+absl::StatusOr<SwappedKv> SwappedKv::Copy(KvArena& kv, std::span<const BlockId> blocks,
+                                          int32_t position) {
+  std::vector<KvArena::Part> parts;
   ForEachPart(kv.layout(), blocks, position, [&](int32_t layer, BlockId block, int64_t) {
-    const auto part = kv.BlockLayerSpan(layer, block);
-    bytes_.insert(bytes_.end(), part.begin(), part.end());
+    parts.push_back(kv.WholeBlock(layer, block));
   });
+  SwappedKv copy(position);
+  copy.bytes_.resize(static_cast<size_t>(BytesOf(kv.layout(), position)));
+  LYNX_RETURN_IF_ERROR(kv.Read(parts, copy.bytes_.data()));
+  return copy;
 }
 
-void SwappedKv::Restore(KvArena& kv, std::span<const BlockId> blocks, int32_t first_block) const {
-  std::span<const std::byte> from = bytes_;
+absl::Status SwappedKv::Restore(KvArena& kv, std::span<const BlockId> blocks,
+                                int32_t first_block) const {
+  // Of each layer, blocks from first_block on follow one another.
+  std::vector<KvArena::Part> parts;
+  const std::byte* at = bytes_.data();
+  const std::byte* from = at;
+  absl::Status status;
+  const auto write = [&] {
+    if (status.ok() && !parts.empty()) status = kv.Write(from, parts);
+    parts.clear();
+  };
   ForEachPart(kv.layout(), blocks, position_, [&](int32_t layer, BlockId block, int64_t index) {
-    const auto to = kv.BlockLayerSpan(layer, block);
-    if (index >= first_block) std::copy_n(from.begin(), to.size(), to.begin());
-    from = from.subspan(to.size());
+    const KvArena::Part part = kv.WholeBlock(layer, block);
+    if (index < first_block) {
+      write();
+    } else {
+      if (parts.empty()) from = at;
+      parts.push_back(part);
+    }
+    at += part.bytes;
   });
-  LYNX_CHECK(from.empty());
+  write();
+  LYNX_CHECK(at == bytes_.data() + bytes_.size());
+  return status;
 }
 
 int64_t SwappedKv::BytesOf(const KvLayout& layout, int32_t position) {

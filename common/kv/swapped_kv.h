@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/kv/block_pool.h"
 #include "common/kv/kv_arena.h"
 #include "common/kv/kv_layout.h"
@@ -16,12 +18,14 @@ namespace lynx::kv {
 class SwappedKv {
  public:
   // Copies from `blocks`, as of BlockTable::blocks(), which hold it for rows from `position` on.
-  // Nothing writes them meanwhile. Costs a copy of BytesOf() bytes.
-  SwappedKv(KvArena& kv, std::span<const BlockId> blocks, int32_t position);
+  // Nothing writes them meanwhile. Costs a copy of BytesOf() bytes. Fails as KvArena::Read().
+  static absl::StatusOr<SwappedKv> Copy(KvArena& kv, std::span<const BlockId> blocks,
+                                        int32_t position);
 
   // Copies it into `blocks` from `first_block` of each table on, which hold what rows from
   // position() on need. Those before are left alone: they hold it already, shared with others.
-  void Restore(KvArena& kv, std::span<const BlockId> blocks, int32_t first_block = 0) const;
+  // Fails as KvArena::Write().
+  absl::Status Restore(KvArena& kv, std::span<const BlockId> blocks, int32_t first_block = 0) const;
 
   int32_t position() const { return position_; }
   int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
@@ -30,7 +34,9 @@ class SwappedKv {
   static int64_t BytesOf(const KvLayout& layout, int32_t position);
 
  private:
-  const int32_t position_;
+  explicit SwappedKv(int32_t position) : position_(position) {}
+
+  int32_t position_;
   std::vector<std::byte> bytes_;
 };
 

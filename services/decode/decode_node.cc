@@ -699,8 +699,14 @@ void DecodeNode::SwapOut(Stream& stream) {
     return;
   }
   const absl::Time began = loop_.Now();
-  stream.swapped = std::make_unique<NodeKvCopy>(kv, options_.ranks, stream.replica->number,
-                                                sequence.blocks(), position);
+  auto copy =
+      NodeKvCopy::Make(kv, options_.ranks, stream.replica->number, sequence.blocks(), position);
+  if (!copy.ok()) {
+    telemetry::LogError("cannot copy KV, it will be computed again",
+                        {{"status", std::string(copy.status().ToString())}});
+    return;
+  }
+  stream.swapped = *std::move(copy);
   // Other replicas' ranks copy later, each for itself; a copy costs them what it costs here.
   if (stream.replica->number == 0) {
     swap_cost_.OnCopy(stream.swapped->bytes(), loop_.Now() - began);
@@ -732,9 +738,14 @@ int32_t DecodeNode::SwapIn(Stream& stream) {
   table.ReleaseBefore(position);
   const absl::Status leased = table.Extend(replica.pool, position);
   LYNX_CHECK_MSG(leased.ok(), std::string(leased.message()));
-  stream.swapped->Restore(table, held_blocks);
-  sequence.AdoptKv(std::move(table), position);
+  const absl::Status restored = stream.swapped->Restore(table, held_blocks);
   stream.swapped.reset();
+  if (!restored.ok()) {
+    telemetry::LogError("cannot copy KV back, it is computed again",
+                        {{"status", std::string(restored.ToString())}});
+    return 0;
+  }
+  sequence.AdoptKv(std::move(table), position);
   return position;
 }
 

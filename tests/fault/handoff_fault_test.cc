@@ -37,12 +37,12 @@ class HandoffFaultTest : public ::testing::Test {
                    const decode::KvReceiver::Options& options = {}) {
     decode_.reset();
     decode_ = std::make_unique<DecodeNode>(TestIdentity(incarnation, layout_), Engine("decode"),
-                                           loop_, blocks, options, layout_);
+                                           loop_, blocks, options, layout_, decode_remote_kv_);
   }
   void StartPrefill(int32_t blocks = 64, Incarnation incarnation = 0x9e,
                     const handoff::KvSender::Options& options = {}) {
     prefill_ = std::make_unique<PrefillNode>(TestIdentity(incarnation, layout_), Engine("prefill"),
-                                             loop_, blocks, options, layout_);
+                                             loop_, blocks, options, layout_, prefill_remote_kv_);
   }
   proto::GrantInfo Reserve(uint64_t sequence, int32_t prompt = kPrompt,
                            absl::Duration lease = absl::Seconds(30)) {
@@ -79,6 +79,8 @@ class HandoffFaultTest : public ::testing::Test {
   }
 
   kv::KvLayout layout_ = kTestLayout;
+  bool prefill_remote_kv_ = false;
+  bool decode_remote_kv_ = false;
   ManualClock clock_;
   SimEventLoop loop_{clock_};
   transfer::LoopbackFabric fabric_;
@@ -115,6 +117,54 @@ TEST_F(HandoffFaultTest, LatentsArriveWhole) {
   ASSERT_TRUE(decode_->adopted.contains(1));
   EXPECT_TRUE(decode_->HoldsKv(1));
   ExpectAllReturned();
+}
+
+TEST_F(HandoffFaultTest, KvThatTheHostCannotTouchArrivesWhole) {
+  for (const auto& [prefill, decode] : {std::pair(true, false), {false, true}, {true, true}}) {
+    SCOPED_TRACE(::testing::Message() << prefill << decode);
+    prefill_remote_kv_ = prefill;
+    decode_remote_kv_ = decode;
+    StartDecode();
+    StartPrefill();
+    Inject(proto::TransferHeader::kKvPush, 1,
+           {.kind = TransferFault::kDuplicate});  // What is there is not written again.
+    prefill_->Start(1, kPrompt, Reserve(1));
+    loop_.RunDue();
+    EXPECT_THAT(Result(1), IsOk());
+    ASSERT_TRUE(decode_->adopted.contains(1));
+    EXPECT_TRUE(decode_->HoldsKv(1));
+    ExpectAllReturned();
+    prefill_.reset();
+  }
+}
+
+TEST_F(HandoffFaultTest, KvThatCannotBeCopiedEndsItsHandoffAlone) {
+  prefill_remote_kv_ = decode_remote_kv_ = true;
+  StartDecode();
+  StartPrefill();
+  for (const bool at_prefill : {true, false}) {
+    const uint64_t sequence = at_prefill ? 1 : 2;
+    absl::Status& status =
+        at_prefill ? prefill_->remote_kv->read_status : decode_->remote_kv->write_status;
+    ASSERT_THAT(prefill_->Begin(sequence, kPrompt, Reserve(sequence)), IsOk());
+    for (int32_t layer = 0; layer < layout_.layers; ++layer) {
+      EXPECT_THAT(prefill_->PushLayer(sequence, layer, 0), IsOk());
+    }
+    status = absl::InternalError("the device is lost");
+    loop_.RunDue();
+    EXPECT_EQ(prefill_->sender->handoffs(), 0u);
+    EXPECT_THAT(Result(sequence),
+                StatusIs(at_prefill ? absl::StatusCode::kUnavailable : absl::StatusCode::kAborted,
+                         HasSubstr("the device is lost")));
+    status = absl::OkStatus();
+    decode_->receiver->Cancel(sequence);
+    loop_.RunDue();
+    ExpectAllReturned();
+  }
+  prefill_->Start(3, kPrompt, Reserve(3));
+  loop_.RunDue();
+  EXPECT_THAT(Result(3), IsOk());
+  EXPECT_TRUE(decode_->adopted.contains(3) && decode_->HoldsKv(3));
 }
 
 const kv::KvLayout& Windows() {

@@ -562,9 +562,10 @@ TEST_F(RankHandoffTest, EachRankKeepsItsPartOfACopyOfPreemptedKv) {
       return counts;
     };
     {
-      const decode::NodeKvCopy copy(*decode_->arenas[0], decode_->group.channel(), replica,
-                                    one.lease, kPrompt);
-      EXPECT_EQ(copy.bytes(), 9 * decode_->shards.layout().BlockLayerBytes());
+      const auto copy = decode::NodeKvCopy::Make(*decode_->arenas[0], decode_->group.channel(),
+                                                 replica, one.lease, kPrompt);
+      ASSERT_THAT(copy, IsOk());
+      EXPECT_EQ((*copy)->bytes(), 9 * decode_->shards.layout().BlockLayerBytes());
       loop_.RunDue();
       for (auto& arena : decode_->arenas) {
         for (kv::BlockId block = 0; block < kBlocks; ++block) {
@@ -576,7 +577,7 @@ TEST_F(RankHandoffTest, EachRankKeepsItsPartOfACopyOfPreemptedKv) {
       auto elsewhere =
           kv::BlockTable::Acquire(decode_->pools[static_cast<size_t>(replica)], 0, kPrompt);
       ASSERT_THAT(elsewhere, IsOk());
-      copy.Restore(*elsewhere, 0);
+      EXPECT_THAT((*copy)->Restore(*elsewhere, 0), IsOk());
       loop_.RunDue();
       one.lease = *std::move(elsewhere);
       decode_->OnAdopt(std::move(one));  // Looks at the bytes.

@@ -9,6 +9,15 @@
 #include "common/transfer/copy_plan.h"
 
 namespace lynx::testing {
+namespace {
+
+std::unique_ptr<kv::KvArena> MakeArena(const kv::KvLayout& layout, int32_t blocks, bool remote,
+                                       FakeRemoteMemory*& memory) {
+  return (remote ? MakeRemoteArena(layout, blocks, &memory) : kv::KvArena::Create(layout, blocks))
+      .value();
+}
+
+}  // namespace
 
 transfer::NodeIdentity TestIdentity(Incarnation incarnation, const kv::KvLayout& layout) {
   return {incarnation, "model-a", "class-a",
@@ -31,8 +40,8 @@ std::vector<std::byte> TestBlock(uint64_t sequence, int32_t layer, int32_t index
 DecodeNode::DecodeNode(transfer::NodeIdentity identity,
                        std::unique_ptr<transfer::TransferEngine> engine, EventLoop& loop,
                        int32_t pool_blocks, const decode::KvReceiver::Options& options,
-                       const kv::KvLayout& layout)
-    : pool(pool_blocks, layout.groups), arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+                       const kv::KvLayout& layout, bool remote)
+    : pool(pool_blocks, layout.groups), arena(MakeArena(layout, pool_blocks, remote, remote_kv)) {
   auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
   faults = faulty.get();
   receiver = std::make_unique<decode::KvReceiver>(std::move(identity), *arena, std::move(faulty),
@@ -73,7 +82,7 @@ bool DecodeNode::HoldsKvOf(uint32_t epoch, uint64_t sequence, int32_t first_bloc
     const auto blocks = one.lease.group(group);
     for (int32_t i = std::max(first_block, groups.FirstBlock(group, one.body.prompt_size()));
          i < one.lease.end_block(); ++i) {
-      const auto held = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
+      const auto held = ReadBlock(*arena, layer, blocks[static_cast<size_t>(i)]);
       if (!std::ranges::equal(held, TestBlock(sequence, layer, i, held.size(), epoch)))
         return false;
     }
@@ -84,10 +93,10 @@ bool DecodeNode::HoldsKvOf(uint32_t epoch, uint64_t sequence, int32_t first_bloc
 PrefillNode::PrefillNode(transfer::NodeIdentity identity,
                          std::unique_ptr<transfer::TransferEngine> engine, EventLoop& l,
                          int32_t pool_blocks, const handoff::KvSender::Options& options,
-                         const kv::KvLayout& layout)
+                         const kv::KvLayout& layout, bool remote)
     : loop(l),
       pool(pool_blocks, layout.groups),
-      arena(kv::KvArena::Create(layout, pool_blocks).value()) {
+      arena(MakeArena(layout, pool_blocks, remote, remote_kv)) {
   auto faulty = std::make_unique<FaultyTransferEngine>(std::move(engine), loop);
   faults = faulty.get();
   sender = std::make_unique<handoff::KvSender>(std::move(identity), *arena, std::move(faulty), loop,
@@ -104,9 +113,11 @@ absl::Status PrefillNode::Begin(uint64_t sequence, int32_t prompt_tokens,
         job.results += 1;
         job.result = status;
         // From here on the blocks may be anything: a late read of them must show.
+        const std::vector<std::byte> spoilt(static_cast<size_t>(arena->layout().BlockLayerBytes()),
+                                            std::byte{0xee});
         for (int32_t layer = 0; layer < arena->layout().layers; ++layer) {
           for (kv::BlockId block : job.lease.group(arena->layout().groups.group_of(layer))) {
-            std::ranges::fill(arena->BlockLayerSpan(layer, block), std::byte{0xee});
+            WriteBlock(*arena, layer, block, spoilt);
           }
         }
         job.lease.Reset();
@@ -128,8 +139,9 @@ absl::Status PrefillNode::PushLayer(uint64_t sequence, int32_t layer, int32_t fi
   first_block = std::max(first_block, groups.FirstBlock(group, job.prompt_tokens));
   if (first_block == job.lease.end_block()) return absl::OkStatus();
   for (int32_t i = first_block; i < static_cast<int32_t>(blocks.size()); ++i) {
-    const auto to = arena->BlockLayerSpan(layer, blocks[static_cast<size_t>(i)]);
-    std::ranges::copy(TestBlock(sequence, layer, i, to.size(), job.epoch), to.begin());
+    WriteBlock(*arena, layer, blocks[static_cast<size_t>(i)],
+               TestBlock(sequence, layer, i, static_cast<size_t>(arena->layout().BlockLayerBytes()),
+                         job.epoch));
   }
   return sender->Push(job.handoff, layer, first_block,
                       blocks.subspan(static_cast<size_t>(first_block)));

@@ -15,6 +15,7 @@
 #include "common/telemetry/metrics.h"
 #include "common/transfer/loopback_engine.h"
 #include "services/decode/handoff/kv_receiver.h"
+#include "tests/support/fake_remote_memory.h"
 #include "tests/support/faulty_transfer_engine.h"
 
 // The two sides of a hand-off with known bytes in the KV, for tests.
@@ -36,7 +37,7 @@ class DecodeNode final : public decode::KvReceiver::Handler {
  public:
   DecodeNode(transfer::NodeIdentity identity, std::unique_ptr<transfer::TransferEngine> engine,
              EventLoop& loop, int32_t pool_blocks, const decode::KvReceiver::Options& options = {},
-             const kv::KvLayout& layout = kTestLayout);
+             const kv::KvLayout& layout = kTestLayout, bool remote_kv = false);
 
   // Leases the blocks of the prompt and reserves.
   absl::StatusOr<proto::GrantInfo> Reserve(uint64_t sequence, int32_t prompt_tokens,
@@ -54,6 +55,7 @@ class DecodeNode final : public decode::KvReceiver::Handler {
   static constexpr uint32_t kMostEpochs = 12;
 
   kv::BlockPool pool;
+  FakeRemoteMemory* remote_kv = nullptr;  // Of the arena.
   std::unique_ptr<kv::KvArena> arena;
   telemetry::Registry registry;
   std::map<uint64_t, decode::Adopted> adopted;  // Whoever takes one out frees its blocks.
@@ -70,7 +72,7 @@ class PrefillNode {
  public:
   PrefillNode(transfer::NodeIdentity identity, std::unique_ptr<transfer::TransferEngine> engine,
               EventLoop& loop, int32_t pool_blocks, const handoff::KvSender::Options& options = {},
-              const kv::KvLayout& layout = kTestLayout);
+              const kv::KvLayout& layout = kTestLayout, bool remote_kv = false);
 
   struct Job {
     handoff::KvSender::HandoffId handoff = 0;
@@ -93,6 +95,7 @@ class PrefillNode {
 
   EventLoop& loop;
   kv::BlockPool pool;
+  FakeRemoteMemory* remote_kv = nullptr;  // Of the arena.
   std::unique_ptr<kv::KvArena> arena;
   telemetry::Registry registry;
   std::map<uint64_t, Job> jobs;            // By sequence.

@@ -361,9 +361,10 @@ void KvReceiver::OnKvPayload(PrefillPeer& peer, const proto::KvPush& push,
   if (grant == nullptr) return;
   const absl::StatusOr<int> repeated = grant->fill.Store(peer.plan, push, payload);
   if (!repeated.ok()) {
-    Fail(*grant, absl::DataLossError(absl::StrCat(
-                     std::string(repeated.status().message()), " from ", HexId(peer.incarnation),
-                     ", of sequence ", HexId(grant->request.sequence))));
+    Fail(*grant, absl::Status(repeated.status().code(),
+                              absl::StrCat(std::string(repeated.status().message()), " from ",
+                                           HexId(peer.incarnation), ", of sequence ",
+                                           HexId(grant->request.sequence))));
     return;
   }
   for (int i = 0; i < *repeated; ++i) metrics_.OnDropped(transfer::Drop::kDuplicate);

@@ -1,10 +1,10 @@
 #include "services/decode/handoff/part_fill.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/kv/kv_layout.h"
 #include "common/transfer/checksum.h"
 
@@ -59,8 +59,18 @@ absl::StatusOr<int> PartFill::Store(const transfer::CopyPlan& plan, const proto:
   const auto table = std::span(blocks_).subspan(
       static_cast<size_t>(layout.groups.group_of(push.layer())) * group_blocks, group_blocks);
   int repeated = 0;
+  // Verified and not stored yet: parts of blocks, whose bytes follow one another.
+  std::vector<kv::KvArena::Part> parts;
+  const std::byte* from = payload.data();
+  const auto store = [&]() -> absl::Status {
+    if (parts.empty()) return absl::OkStatus();
+    const absl::Status status = arena_.Write(from, std::exchange(parts, {}));
+    if (status.ok()) return status;
+    return absl::InternalError(
+        absl::StrCat("cannot store KV: ", absl::string_view(status.message())));
+  };
   for (int i = 0; i < push.checksums_size(); ++i) {
-    std::span<const std::byte> block =
+    const std::span<const std::byte> block =
         payload.subspan(static_cast<size_t>(i) * block_bytes, block_bytes);
     const int32_t index = push.first_block() + i;
     if (transfer::Checksum(block) != push.checksums(i)) {
@@ -73,12 +83,15 @@ absl::StatusOr<int> PartFill::Store(const transfer::CopyPlan& plan, const proto:
                        static_cast<size_t>(plan.to_head);
     if (verified_[bit]) {
       ++repeated;
+      LYNX_RETURN_IF_ERROR(store());
       continue;
     }
-    std::byte* const to = arena_.BlockLayer(push.layer(), table[static_cast<size_t>(index)]);
+    if (parts.empty()) from = block.data();
     for (const transfer::CopySlice& slice : plan.slices) {
-      std::memcpy(to + slice.to, block.data(), static_cast<size_t>(slice.bytes));
-      block = block.subspan(static_cast<size_t>(slice.bytes));
+      parts.push_back({.layer = push.layer(),
+                       .block = table[static_cast<size_t>(index)],
+                       .offset = slice.to,
+                       .bytes = slice.bytes});
     }
     // The heads of one pair of ranks come together.
     for (int32_t head = 0; head < plan.heads; ++head) {
@@ -87,6 +100,7 @@ absl::StatusOr<int> PartFill::Store(const transfer::CopyPlan& plan, const proto:
     missing_ -= plan.heads;
     bytes_ += plan.block_bytes;
   }
+  LYNX_RETURN_IF_ERROR(store());
   return repeated;
 }
 

@@ -29,7 +29,7 @@ class PartFill {
                      size_t payload_bytes) const;
   // Verifies and stores a push that Check() has let pass, block by block. How many had been there
   // already.
-  //   DataLoss  names the first damaged one.
+  //   DataLoss  names the first damaged one; Internal  as KvArena::Write(). The push is void.
   absl::StatusOr<int> Store(const transfer::CopyPlan& plan, const proto::KvPush& push,
                             std::span<const std::byte> payload);
   // What has arrived is void.

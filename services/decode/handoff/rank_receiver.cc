@@ -16,6 +16,11 @@ std::span<const kv::BlockId> BlocksOf(const google::protobuf::RepeatedField<kv::
   return {blocks.data(), static_cast<size_t>(blocks.size())};
 }
 
+// Rank 0 goes on as if it were done, and a rank that has lost its memory is of no use to it.
+void CheckCopied(const absl::Status& status) {
+  LYNX_CHECK_MSG(status.ok(), std::string(status.message()));
+}
+
 }  // namespace
 
 using transfer::Landing;
@@ -48,12 +53,15 @@ void RankReceiver::OnMessage(const proto::RankMessage& message) {
       break;
     case proto::RankMessage::kSaveKv: {
       const proto::SaveKv& save = message.save_kv();
-      copies_.try_emplace(save.copy(), kv_, BlocksOf(save.blocks()), save.position());
+      auto copy = kv::SwappedKv::Copy(kv_, BlocksOf(save.blocks()), save.position());
+      CheckCopied(copy.status());
+      copies_.emplace(save.copy(), *std::move(copy));
       break;
     }
     case proto::RankMessage::kRestoreKv: {
       const proto::RestoreKv& restore = message.restore_kv();
-      copies_.at(restore.copy()).Restore(kv_, BlocksOf(restore.blocks()), restore.first_block());
+      CheckCopied(copies_.at(restore.copy())
+                      .Restore(kv_, BlocksOf(restore.blocks()), restore.first_block()));
       break;
     }
     case proto::RankMessage::kDropKv:
@@ -204,8 +212,9 @@ void RankReceiver::Store(PrefillPeer& peer, const proto::KvPush& push,
   const absl::StatusOr<int> repeated = part->fill.Store(peer.plan, push, payload);
   if (!repeated.ok()) {
     Tell(push.grant_id(), *part,
-         absl::DataLossError(absl::StrCat(std::string(repeated.status().message()), " from ",
-                                          HexId(peer.incarnation))));
+         absl::Status(repeated.status().code(),
+                      absl::StrCat(std::string(repeated.status().message()), " from ",
+                                   HexId(peer.incarnation))));
     return;
   }
   for (int i = 0; i < *repeated; ++i) metrics_.OnDropped(transfer::Drop::kDuplicate);

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fake_remote_memory.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::kv {
@@ -49,6 +51,34 @@ TEST(KvArenaTest, BlocksAreAlignedApartAndZero) {
             std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; }));
         std::fill(bytes.begin(), bytes.end(), std::byte{1});  // Its neighbours must stay zero.
       }
+    }
+  }
+}
+
+// Parts of blocks go to where BlockLayer() has them, and to the same place where nobody can look.
+TEST(KvArenaTest, CopiesPartsOfBlocksWhereverTheyAre) {
+  const KvLayout layout = {.layers = 3, .kv_heads = 1, .head_dim = 3, .dtype = DType::kBf16};
+  const int64_t bytes = layout.BlockLayerBytes();
+  for (const bool remote : {false, true}) {
+    auto arena = remote ? testing::MakeRemoteArena(layout, 5) : KvArena::Create(layout, 5);
+    ASSERT_THAT(arena, IsOk());
+    EXPECT_EQ((*arena)->remote(), remote);
+    std::vector<std::byte> from(static_cast<size_t>(bytes));
+    for (size_t i = 0; i < from.size(); ++i) from[i] = std::byte(i + 1);
+    const KvArena::Part parts[] = {
+        {.layer = 2, .block = 4, .offset = bytes - 10, .bytes = 10},
+        {.layer = 0, .block = 1, .offset = 7, .bytes = bytes - 10},
+    };
+    ASSERT_THAT((*arena)->Write(from.data(), parts), IsOk());
+    std::vector<std::byte> back(from.size());
+    ASSERT_THAT((*arena)->Read(parts, back.data()), IsOk());
+    EXPECT_EQ(back, from);
+    std::vector<std::byte> last(from.size());
+    std::copy_n(from.begin(), 10, last.end() - 10);
+    EXPECT_EQ(testing::ReadBlock(**arena, 2, 4), last);
+    EXPECT_THAT(testing::ReadBlock(**arena, 1, 1), ::testing::Each(std::byte{0}));
+    if (!remote) {
+      EXPECT_TRUE(std::ranges::equal((*arena)->BlockLayerSpan(2, 4), last));
     }
   }
 }
