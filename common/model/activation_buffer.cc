@@ -4,10 +4,10 @@
 
 namespace lynx::model {
 
-ActivationBuffer::ActivationBuffer(int64_t max_rows, int64_t width, DType dtype)
-    : stride_(kernels::ActivationStride(width, dtype)), dtype_(dtype) {
-  const auto row_bytes = static_cast<size_t>(stride_) * SizeOf(dtype);
-  lines_.resize((static_cast<size_t>(max_rows) * row_bytes + sizeof(Line) - 1) / sizeof(Line));
-}
+ActivationBuffer::ActivationBuffer(int64_t max_rows, int64_t width, DType dtype,
+                                   kernels::Device* device)
+    : stride_(kernels::ActivationStride(width, dtype)),
+      dtype_(dtype),
+      memory_(device, static_cast<size_t>(max_rows * stride_) * SizeOf(dtype)) {}
 
 }  // namespace lynx::model

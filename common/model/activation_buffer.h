@@ -1,10 +1,9 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "common/base/dtype.h"
+#include "common/model/step_memory.h"
 
 namespace lynx::model {
 
@@ -12,22 +11,18 @@ namespace lynx::model {
 // zeros.
 class ActivationBuffer {
  public:
-  // dtype: kF32 or kBf16
-  ActivationBuffer(int64_t max_rows, int64_t width, DType dtype);
+  // dtype: kF32 or kBf16. Where `device` says, as StepMemory.
+  ActivationBuffer(int64_t max_rows, int64_t width, DType dtype, kernels::Device* device = nullptr);
 
   // [max_rows, width], rows stride() elements apart. What follows a row stays zero.
-  void* data() { return lines_.data(); }
+  void* data() { return memory_.data(); }
   int64_t stride() const { return stride_; }  // Elements between rows.
   DType dtype() const { return dtype_; }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-
   const int64_t stride_;
   const DType dtype_;
-  std::vector<Line> lines_;
+  StepMemory memory_;
 };
 
 }  // namespace lynx::model

@@ -19,21 +19,23 @@ static_assert(kernels::kAttentionBlockTokens == kv::kBlockTokens);
 static_assert(kernels::kKvBlockTokens == kv::kBlockTokens);
 
 AttentionBlock::AttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions,
-                               DType compute_dtype, int32_t threads)
+                               DType compute_dtype, int32_t threads, kernels::Device* device)
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
-      rotary_(spec, positions),
-      x_(max_rows, spec.hidden_size, compute_dtype),
-      attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype),
+      rotary_(spec, positions, device),
+      x_(max_rows, spec.hidden_size, compute_dtype, device),
+      attended_(max_rows, int64_t{spec.query_heads} * spec.head_dim, compute_dtype, device),
       workspace_(kernels::AttentionWorkspace::BytesFor(threads)) {
   const auto rows = static_cast<size_t>(max_rows);
   const auto q_width = static_cast<size_t>(spec.query_heads) * static_cast<size_t>(spec.head_dim);
   const auto kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
-  q_.resize(rows * q_width);
-  k_.resize(rows * kv_width);
-  v_.resize(rows * kv_width);
+  q_ = StepArray<float>(device, rows * q_width);
+  k_ = StepArray<float>(device, rows * kv_width);
+  v_ = StepArray<float>(device, rows * kv_width);
   if (spec.query_key_norm == QueryKeyNorm::kRotated) {
-    rotated_gain_.assign(static_cast<size_t>(spec.head_dim), 1.0f);
+    rotated_gain_ = std::vector<float>(static_cast<size_t>(spec.head_dim), 1.0f);
+    ones_ = CopyOf(std::span<const float>(rotated_gain_.host()), device);
+    rotated_gain_.MoveTo(ones_.data());
   }
 }
 
@@ -117,8 +119,8 @@ absl::Status AttentionBlock::Run(const AttentionWeights& weights, const RowPlace
   return sum.End(hidden, rows);
 }
 
-absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t rows, int64_t heads,
-                                       std::vector<float>& x, const kernels::ExecContext& ctx) {
+absl::Status AttentionBlock::NormHeads(const Floats& gain, int64_t rows, int64_t heads,
+                                       StepArray<float>& x, const kernels::ExecContext& ctx) {
   if (gain.empty()) return absl::OkStatus();
   const auto width = static_cast<int64_t>(gain.size());
   return kernels::RmsNorm({.x = x.data(),
@@ -136,16 +138,16 @@ absl::Status AttentionBlock::NormHeads(const std::vector<float>& gain, int64_t r
 absl::Status AttentionBlock::NormOverRanks(const AttentionWeights& weights, int64_t rows,
                                            RankSum& sum) {
   struct Vectors {
-    std::vector<float>& x;
+    std::span<float> x;
     const std::vector<float>& gain;
   };
-  const Vectors both[] = {{q_, weights.q_norm}, {k_, weights.k_norm}};
+  const Vectors both[] = {{q_.host(), weights.q_norm.host()}, {k_.host(), weights.k_norm.host()}};
   // Of each row and rank, sum of squares and number of elements: KV heads may be on several ranks.
   squares_.clear();
   for (const auto& [x, gain] : both) {
     for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
       float total = 0;
-      for (const float value : std::span(x).subspan(r * gain.size(), gain.size())) {
+      for (const float value : x.subspan(r * gain.size(), gain.size())) {
         total += value * value;
       }
       squares_.push_back(total);
@@ -165,7 +167,7 @@ absl::Status AttentionBlock::NormOverRanks(const AttentionWeights& weights, int6
   return absl::OkStatus();
 }
 
-absl::Status AttentionBlock::ClipHeads(int64_t rows, int64_t heads, std::vector<float>& x,
+absl::Status AttentionBlock::ClipHeads(int64_t rows, int64_t heads, StepArray<float>& x,
                                        const kernels::ExecContext& ctx) const {
   const int64_t width = heads * spec_.head_dim;
   return kernels::Clip(

@@ -17,6 +17,7 @@
 #include "common/model/activation_buffer.h"
 #include "common/model/attention_block.h"
 #include "common/model/compatibility.h"
+#include "common/model/device_model_runner.h"
 #include "common/model/expert_mover.h"
 #include "common/model/expert_rows.h"
 #include "common/model/feed_forward_block.h"
@@ -30,6 +31,7 @@
 #include "common/model/rank_sum.h"
 #include "common/model/safetensors.h"
 #include "common/model/shard_plan.h"
+#include "common/model/step_check.h"
 #include "common/model/weight_binder.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
@@ -183,7 +185,6 @@ class CpuModelRunner : public ModelRunner {
   };
   const kv::KvGroups& groups() const { return kv_->layout().groups; }
 
-  absl::Status CheckBatch(std::span<const SequenceRows> batch);  // Counts rows.
   absl::Status RunLayers(StepObserver* observer);
   void PlaceRows(std::span<const SequenceRows> batch);
   void RemoveEntries(std::span<const size_t> leaving);
@@ -254,60 +255,6 @@ class CpuModelRunner : public ModelRunner {
   std::vector<float> logits_;  // [dp * max_logits, vocab]; empty where there are no logits
   StepStats stats_;
 };
-
-absl::Status CpuModelRunner::CheckBatch(std::span<const SequenceRows> batch) {
-  std::ranges::fill(rows_of_replica_, 0);
-  std::ranges::fill(wanted_of_replica_, 0);
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const SequenceRows& sequence = batch[i];
-    auto wrong = [i](auto... what) {
-      return absl::InvalidArgumentError(absl::StrCat("sequence ", i, " of the step: ", what...));
-    };
-    const auto count = static_cast<int64_t>(sequence.tokens.size());
-    const auto table = sequence.blocks.size() / static_cast<size_t>(groups().count());
-    const auto capacity = static_cast<int64_t>(table) * kv::kBlockTokens;
-    if (sequence.replica < 0 || sequence.replica >= layout_.dp) {
-      return wrong("replica ", sequence.replica, " is not in [0, ", layout_.dp, ")");
-    }
-    if (count == 0) return wrong("no tokens");
-    if (sequence.start < 0) return wrong("start is ", sequence.start);
-    const int64_t end = sequence.start + count;
-    if (end > max_positions_) {
-      return wrong("ends at position ", end, ", the model and its KV memory at ", max_positions_);
-    }
-    if (end > capacity) return wrong("ends at position ", end, ", its blocks hold ", capacity);
-    if (sequence.logits_rows < 0 || sequence.logits_rows > count) {
-      return wrong(sequence.logits_rows, " logits rows wanted of ", count);
-    }
-    for (TokenId token : sequence.tokens) {
-      if (token < 0 || token >= spec_.vocab_size) {
-        return wrong("token ", token, " is not in [0, ", spec_.vocab_size, ")");
-      }
-    }
-    for (int32_t g = 0; g < groups().count(); ++g) {
-      for (int64_t b = groups().FirstBlock(g, sequence.start); b < kv::BlocksFor(end); ++b) {
-        const kv::BlockId block =
-            sequence.blocks[static_cast<size_t>(g) * table + static_cast<size_t>(b)];
-        if (block < 0 || block >= kv_->blocks()) {
-          return wrong("block ", block, " is not in [0, ", kv_->blocks(), ")");
-        }
-      }
-    }
-    rows_of_replica_[static_cast<size_t>(sequence.replica)] += count;
-    wanted_of_replica_[static_cast<size_t>(sequence.replica)] += sequence.logits_rows;
-  }
-  if (batch.empty()) return absl::InvalidArgumentError("the step has no rows");
-  const std::string_view of = layout_.dp > 1 ? " of a replica" : "";
-  if (const int64_t rows = std::ranges::max(rows_of_replica_); rows > max_rows_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the step has ", rows, " rows", std::string(of), "; at most ", max_rows_));
-  }
-  if (const int64_t rows = std::ranges::max(wanted_of_replica_); rows > max_logits_) {
-    return absl::InvalidArgumentError(absl::StrCat("the step wants ", rows, " rows of logits",
-                                                   std::string(of), "; at most ", max_logits_));
-  }
-  return absl::OkStatus();
-}
 
 void CpuModelRunner::PlaceRows(std::span<const SequenceRows> batch) {
   entry_rows_.clear();
@@ -529,7 +476,13 @@ void CpuModelRunner::CopyPart(const float* part, int32_t rank, int64_t rows, flo
 }
 
 absl::Status CpuModelRunner::Step(std::span<const SequenceRows> batch, StepObserver* observer) {
-  LYNX_RETURN_IF_ERROR(CheckBatch(batch));
+  const StepLimits limits = {.vocab_size = spec_.vocab_size,
+                             .replicas = layout_.dp,
+                             .rows = max_rows_,
+                             .logits_rows = max_logits_,
+                             .positions = max_positions_,
+                             .kv_blocks = kv_->blocks()};
+  LYNX_RETURN_IF_ERROR(CheckStep(batch, limits, groups(), rows_of_replica_, wanted_of_replica_));
   logits_rows_ = 0;
   PlaceRows(batch);
   expert_rows_->Begin(rows_of_replica_);
@@ -588,7 +541,9 @@ absl::Status CheckOptions(const RunnerOptions& options) {
   };
   if (options.compute_dtype == DType::kF16) return wrong("compute_dtype", "f16");
   if (options.kv_dtype == DType::kF16) return wrong("kv_dtype", "f16");
-  if (options.kv_blocks <= 0) return wrong("kv_blocks", options.kv_blocks);
+  if (options.kv_blocks <= 0 && options.device_kv_blocks == nullptr) {
+    return wrong("kv_blocks", options.kv_blocks);
+  }
   if (options.max_step_rows <= 0) return wrong("max_step_rows", options.max_step_rows);
   if (options.max_step_logits <= 0) return wrong("max_step_logits", options.max_step_logits);
   if (options.threads < 0 || options.threads > 1024) return wrong("threads", options.threads);
@@ -650,6 +605,37 @@ absl::Status CheckRanks(const RunnerOptions& options, const ModelSpec& spec) {
   if (ranks == options.layout.world()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a layout for ", options.layout.world(), " ranks in a group of ", ranks));
+}
+
+// The same of one that computes on a device: weights are bound and packed by threads of the host.
+absl::StatusOr<std::unique_ptr<ModelRunner>> MakeOnDevice(
+    const RunnerOptions& options, ModelSpec spec, const TensorMap& tensors,
+    std::string_view identity, std::function<void(std::span<const std::byte>)> consumed) {
+  LYNX_RETURN_IF_ERROR(CheckForDevice(options, spec));
+  try {
+    LYNX_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::ThreadTeam> team,
+                          kernels::ThreadTeam::Create(Threads(options), {}));
+    RunnerOptions with_kv = options;
+    const auto admit = [&](const WeightBytes& bytes) -> absl::Status {
+      if (options.admit_memory != nullptr) {
+        LYNX_RETURN_IF_ERROR(options.admit_memory({.weights = bytes.all}));
+      }
+      if (options.device_kv_blocks == nullptr) return absl::OkStatus();
+      LYNX_ASSIGN_OR_RETURN(const DeviceRoom room, RoomOnDevice(options, spec, bytes.all));
+      LYNX_ASSIGN_OR_RETURN(with_kv.kv_blocks, options.device_kv_blocks(room));
+      return absl::OkStatus();
+    };
+    LYNX_ASSIGN_OR_RETURN(ModelWeights weights,
+                          BindWeights(tensors, spec, ShardOf(spec, options.layout, 0), admit,
+                                      {.team = team.get(),
+                                       .progress = options.load_progress,
+                                       .consumed = std::move(consumed)}));
+    return MakeDeviceModelRunner(with_kv, std::move(spec), std::move(weights), identity);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory of the GPU, or the host, for steps of ", options.max_step_rows,
+                     " rows and ", options.max_step_logits, " logits rows"));
+  }
 }
 
 absl::StatusOr<std::unique_ptr<CpuModelRunner>> Make(
@@ -714,10 +700,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const RunnerOptio
     spec.notes.push_back(absl::StrCat("weight files beside the model's own are not used: ",
                                       NameList(folder.unused_files())));
   }
-  LYNX_ASSIGN_OR_RETURN(
-      std::unique_ptr<CpuModelRunner> runner,
-      Make(options, std::move(spec), folder.tensors(), WeightsIdentity(folder.tensors()),
-           [&folder](std::span<const std::byte> data) { folder.Release(data); }));
+  const std::string identity = WeightsIdentity(folder.tensors());
+  const auto consumed = [&folder](std::span<const std::byte> data) { folder.Release(data); };
+  if (options.device != nullptr) {
+    return MakeOnDevice(options, std::move(spec), folder.tensors(), identity, consumed);
+  }
+  LYNX_ASSIGN_OR_RETURN(std::unique_ptr<CpuModelRunner> runner,
+                        Make(options, std::move(spec), folder.tensors(), identity, consumed));
   if (options.layout.ep_spare > 0) LYNX_RETURN_IF_ERROR(runner->MoveExperts(std::move(folder)));
   return runner;
 }
@@ -728,6 +717,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const RunnerOpt
                                                                  std::string_view identity) {
   LYNX_RETURN_IF_ERROR(CheckOptions(options));
   LYNX_RETURN_IF_ERROR(CheckSpec(spec));
+  if (options.device != nullptr) {
+    return MakeOnDevice(options, std::move(spec), tensors, identity, nullptr);
+  }
   return Make(options, std::move(spec), tensors, identity, nullptr);
 }
 

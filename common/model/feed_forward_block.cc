@@ -118,7 +118,7 @@ absl::Status FeedForwardBlock::RunExperts(const FeedForwardWeights& weights, int
        .top_k = spec_.experts_per_token,
        .layer = layer,
        .gate = spec_.gate,
-       .bias = weights.ranking_bias,
+       .bias = weights.ranking_bias.host(),
        .phase = phase,
        .policies = policies,
        .placement = weights.table.placement().ranks > 1 ? &weights.table.placement() : nullptr},

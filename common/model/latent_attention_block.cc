@@ -31,23 +31,24 @@ const std::byte* At(ActivationBuffer& x, int64_t element) {
 }  // namespace
 
 LatentAttentionBlock::LatentAttentionBlock(const ModelSpec& spec, int64_t max_rows,
-                                           int64_t positions, DType compute_dtype, int32_t threads)
+                                           int64_t positions, DType compute_dtype, int32_t threads,
+                                           kernels::Device* device)
     : spec_(spec),
       round_bf16_(compute_dtype == DType::kBf16),
       nope_stride_(kernels::PaddedDepth(spec.qk_nope_head_dim, compute_dtype)),
       latent_stride_(kernels::PaddedDepth(spec.kv_lora_rank, compute_dtype)),
-      rotary_(spec, positions),
-      x_(max_rows, spec.hidden_size, compute_dtype),
-      q_a_(Size(max_rows, spec.q_lora_rank)),
-      q_a_normed_(max_rows, spec.q_lora_rank, compute_dtype),
-      q_(Size(max_rows, int64_t{spec.query_heads} * spec.head_dim)),
-      kv_(Size(max_rows, int64_t{spec.kv_lora_rank} + spec.qk_rope_head_dim)),
-      q_nope_(max_rows, spec.query_heads * nope_stride_, compute_dtype),
-      q_latent_(
-          Size(max_rows, int64_t{spec.query_heads} * (spec.kv_lora_rank + spec.qk_rope_head_dim))),
-      o_latent_(max_rows, spec.query_heads * latent_stride_, compute_dtype),
-      o_(Size(max_rows, int64_t{spec.query_heads} * spec.v_head_dim)),
-      attended_(max_rows, int64_t{spec.query_heads} * spec.v_head_dim, compute_dtype),
+      rotary_(spec, positions, device),
+      x_(max_rows, spec.hidden_size, compute_dtype, device),
+      q_a_(device, Size(max_rows, spec.q_lora_rank)),
+      q_a_normed_(max_rows, spec.q_lora_rank, compute_dtype, device),
+      q_(device, Size(max_rows, int64_t{spec.query_heads} * spec.head_dim)),
+      kv_(device, Size(max_rows, int64_t{spec.kv_lora_rank} + spec.qk_rope_head_dim)),
+      q_nope_(max_rows, spec.query_heads * nope_stride_, compute_dtype, device),
+      q_latent_(device, Size(max_rows, int64_t{spec.query_heads} *
+                                           (spec.kv_lora_rank + spec.qk_rope_head_dim))),
+      o_latent_(max_rows, spec.query_heads * latent_stride_, compute_dtype, device),
+      o_(device, Size(max_rows, int64_t{spec.query_heads} * spec.v_head_dim)),
+      attended_(max_rows, int64_t{spec.query_heads} * spec.v_head_dim, compute_dtype, device),
       head_products_(static_cast<size_t>(spec.query_heads)),
       workspace_(kernels::AttentionWorkspace::BytesFor(threads)) {}
 

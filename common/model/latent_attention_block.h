@@ -11,6 +11,7 @@
 #include "common/model/rank_sum.h"
 #include "common/model/rotary.h"
 #include "common/model/row_places.h"
+#include "common/model/step_memory.h"
 #include "kernels/attention/attention_workspace.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm_args.h"
@@ -25,9 +26,10 @@ namespace lynx::model {
 // Owns the buffers that all layers of a model take turns in. One call at a time.
 class LatentAttentionBlock {
  public:
-  // Positions [0, positions) can be run, on a team of `threads`.
+  // Positions [0, positions) can be run, on a team of `threads`; or, if not null, on `device`,
+  // where then everything is that Run() takes, but for the spec.
   LatentAttentionBlock(const ModelSpec& spec, int64_t max_rows, int64_t positions,
-                       DType compute_dtype, int32_t threads);
+                       DType compute_dtype, int32_t threads, kernels::Device* device = nullptr);
 
   // Writes latent and rotated key of every row into `layer` of `kv`, then updates `hidden`
   // [rows, hidden_size].
@@ -52,16 +54,16 @@ class LatentAttentionBlock {
   // Between heads of what products of each head take: room for the zeros that end bf16 rows.
   const int64_t nope_stride_;
   const int64_t latent_stride_;
-  const Rotary rotary_;
+  Rotary rotary_;
   ActivationBuffer x_;           // [max_rows, hidden]
-  std::vector<float> q_a_;       // [max_rows, q_lora_rank]
+  StepArray<float> q_a_;         // [max_rows, q_lora_rank]
   ActivationBuffer q_a_normed_;  // [max_rows, q_lora_rank]
-  std::vector<float> q_;         // [max_rows, query_heads, head_dim]
-  std::vector<float> kv_;        // [max_rows, kv_lora_rank + qk_rope_head_dim]
+  StepArray<float> q_;           // [max_rows, query_heads, head_dim]
+  StepArray<float> kv_;          // [max_rows, kv_lora_rank + qk_rope_head_dim]
   ActivationBuffer q_nope_;      // [max_rows, query_heads, nope_stride_]
-  std::vector<float> q_latent_;  // [max_rows, query_heads, kv_lora_rank + qk_rope_head_dim]
+  StepArray<float> q_latent_;    // [max_rows, query_heads, kv_lora_rank + qk_rope_head_dim]
   ActivationBuffer o_latent_;    // [max_rows, query_heads, latent_stride_]
-  std::vector<float> o_;         // [max_rows, query_heads, v_head_dim]
+  StepArray<float> o_;           // [max_rows, query_heads, v_head_dim]
   ActivationBuffer attended_;    // [max_rows, query_heads * v_head_dim]
   std::vector<kernels::GemmArgs> head_products_;
   kernels::AttentionWorkspace workspace_;

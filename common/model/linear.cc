@@ -5,7 +5,7 @@
 
 namespace lynx::model {
 
-absl::Status Normalise(const float* x, const std::vector<float>& gain, float epsilon, int64_t rows,
+absl::Status Normalise(const float* x, const Floats& gain, float epsilon, int64_t rows,
                        ActivationBuffer& y, const kernels::ExecContext& ctx) {
   const auto width = static_cast<int64_t>(gain.size());
   return kernels::RmsNorm({.x = x,
@@ -20,8 +20,8 @@ absl::Status Normalise(const float* x, const std::vector<float>& gain, float eps
                           ctx);
 }
 
-kernels::GemmArgs Projection(ActivationBuffer& x, const kernels::Matrix& w,
-                             const std::vector<float>& bias, int64_t rows, float* y) {
+kernels::GemmArgs Projection(ActivationBuffer& x, const kernels::Matrix& w, const Floats& bias,
+                             int64_t rows, float* y) {
   return {.x = x.data(),
           .w = w,
           .y = y,

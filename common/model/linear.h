@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "common/model/activation_buffer.h"
+#include "common/model/floats.h"
 #include "kernels/core/exec_context.h"
 #include "kernels/gemm/gemm_args.h"
 
@@ -12,11 +12,11 @@
 namespace lynx::model {
 
 // y = norm(x) * gain of rows of gain.size() floats, which follow one another.
-absl::Status Normalise(const float* x, const std::vector<float>& gain, float epsilon, int64_t rows,
+absl::Status Normalise(const float* x, const Floats& gain, float epsilon, int64_t rows,
                        ActivationBuffer& y, const kernels::ExecContext& ctx);
 
 // y = w x + bias; rows of y follow one another. An empty bias is none.
-kernels::GemmArgs Projection(ActivationBuffer& x, const kernels::Matrix& w,
-                             const std::vector<float>& bias, int64_t rows, float* y);
+kernels::GemmArgs Projection(ActivationBuffer& x, const kernels::Matrix& w, const Floats& bias,
+                             int64_t rows, float* y);
 
 }  // namespace lynx::model

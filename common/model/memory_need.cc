@@ -35,6 +35,11 @@ int64_t ExpertElements(const ModelSpec& spec) {
 
 int64_t MemoryNeed::total() const { return Sum(Sum(weights, kv), steps); }
 
+int64_t DeviceRoom::left() const {
+  const int64_t taken = Sum(need.total(), reserve);
+  return taken < free ? free - taken : 0;
+}
+
 MemoryNeed NeedOf(const ModelSpec& spec, int64_t weight_bytes, const StepSizes& sizes) {
   const kv::KvLayout layout = KvLayoutOf(spec, sizes.kv_dtype);
   // A row's hidden state and its normed copies beside what its layers hold.

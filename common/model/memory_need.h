@@ -16,6 +16,15 @@ struct MemoryNeed {
   int64_t total() const;
 };
 
+// What a device has for it.
+struct DeviceRoom {
+  MemoryNeed need;      // Without KV, which may have what is left.
+  int64_t free = 0;     // Bytes of the device now, whoever else uses it,
+  int64_t reserve = 0;  // of which so many are left alone.
+
+  int64_t left() const;  // 0 where there is too little already.
+};
+
 struct StepSizes {
   DType kv_dtype = DType::kBf16;
   int64_t kv_blocks = 0;

@@ -21,10 +21,15 @@
 #include "common/moe/routing_plan.h"
 #include "kernels/core/isa.h"
 
+namespace lynx::kernels {
+class Device;
+}  // namespace lynx::kernels
+
 namespace lynx::model {
 
 class ExpertMover;
 class RouterOverride;
+struct DeviceRoom;
 struct MemoryNeed;
 struct ModelSpec;
 
@@ -37,6 +42,11 @@ struct RunnerOptions {
   // `layout.dp` replicas may have so many times as much in all.
   int32_t max_step_rows = 0;
   int32_t max_step_logits = 0;
+  // Computes there, and KV lies there; null: on the CPUs. Outlives the runner.
+  kernels::Device* device = nullptr;
+  // With a device, asked before weights are read: how many blocks, in place of kv_blocks, in the
+  // room that is left beside the rest. Its error is that of Load() or Create(). Empty: kv_blocks.
+  std::function<absl::StatusOr<int32_t>(const DeviceRoom&)> device_kv_blocks = nullptr;
   int32_t threads = 0;  // 0: as many as this process may use.
   // Pins the runner's threads, and the one that steps, to these CPUs, one each; empty: not pinned.
   std::vector<int32_t> cpus = {};
@@ -46,8 +56,9 @@ struct RunnerOptions {
   // In a step of decode and prompt rows the decode rows are remapped as their policies say, prompt
   // rows and their experts being given. Otherwise such a step is exact.
   bool remap_mixed_steps = false;
-  // Asked, before weights are read, for the memory that the runner will keep; its error is that of
-  // Load() or Create(). Empty: nobody is asked.
+  // Asked, before weights are read, for the memory that the runner will keep, with a device for
+  // that of the host which weights pass; its error is that of Load() or Create(). Empty: nobody is
+  // asked.
   std::function<absl::Status(const MemoryNeed&)> admit_memory = nullptr;
   // Told while weights are packed how many of how many bytes are done; on a thread of Load(),
   // before it returns. Empty: nobody is told.
@@ -82,7 +93,7 @@ struct SequenceRows {
 struct StepStats {
   int64_t weight_bytes_read = 0;  // As packed; by the plan, each active expert counted once.
   // Of those, what kernels really read from memory, counted where they do: the same, or a kernel
-  // reads something twice or passes something by.
+  // reads something twice or passes something by. Kernels of a device do not count: 0.
   int64_t weight_bytes_streamed = 0;
   int64_t kv_bytes_read = 0;
   int64_t expert_bytes_read = 0;   // Routed experts' part of weight_bytes_read.
@@ -91,7 +102,7 @@ struct StepStats {
   int32_t decode_rows = 0;
   int32_t prefill_rows = 0;
   std::vector<moe::PlanStats> plans;  // Per layer; all zero for a dense layer.
-  std::vector<float> plan_seconds;    // Per layer: time the planner took.
+  std::vector<float> plan_seconds;    // Per layer: time the planner took; of a device 0.
 };
 
 // Called on the stepping thread as the step proceeds; of several ranks, any one may have it.
@@ -103,9 +114,9 @@ class StepObserver {
   // several ranks all abandon it in the next layer; after the last layer they do not.
   virtual bool OnLayerDone(int32_t layer) = 0;
   // Entries of the batch, ascending, that leave the step here: asked after each layer but the last
-  // that was let pass, unless there are several ranks. The step touches their KV no more, they have
-  // no part in plans and no logits, and the entries behind them move up. At least one stays.
-  // Read before the next call.
+  // that was let pass, unless there are several ranks or a device has the next layer already. The
+  // step touches their KV no more, they have no part in plans and no logits, and the entries behind
+  // them move up. At least one stays. Read before the next call.
   virtual std::span<const size_t> Leaving() { return {}; }
 };
 

@@ -51,7 +51,7 @@ int64_t LatentAttentionWeights::bytes() const {
 }
 
 void FeedForwardWeights::SetBiases(int32_t id, kernels::ExpertWeights& expert) const {
-  const auto of = [id](const std::vector<float>& biases, int64_t each) {
+  const auto of = [id](const Floats& biases, int64_t each) {
     return biases.empty() ? nullptr : biases.data() + id * each;
   };
   expert.gate_up_bias = of(gate_up_biases, expert.gate_up.out);

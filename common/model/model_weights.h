@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/huge_buffer.h"
 #include "common/model/expert_table.h"
+#include "common/model/floats.h"
 #include "common/model/model_spec.h"
 #include "common/model/shard_plan.h"
 #include "common/model/tensor.h"
@@ -21,21 +22,21 @@
 namespace lynx::model {
 
 // As kernels take what may be absent.
-inline const float* DataOrNull(const std::vector<float>& values) {
+inline const float* DataOrNull(const Floats& values) {
   return values.empty() ? nullptr : values.data();
 }
 
 struct AttentionWeights {
-  std::vector<float> input_norm;  // [hidden]
-  kernels::Matrix q;              // [query_heads * head_dim, hidden]
-  kernels::Matrix k;              // [kv_heads * head_dim, hidden]
-  kernels::Matrix v;              // [kv_heads * head_dim, hidden]
-  kernels::Matrix o;              // [hidden, query_heads * head_dim]
+  Floats input_norm;  // [hidden]
+  kernels::Matrix q;  // [query_heads * head_dim, hidden]
+  kernels::Matrix k;  // [kv_heads * head_dim, hidden]
+  kernels::Matrix v;  // [kv_heads * head_dim, hidden]
+  kernels::Matrix o;  // [hidden, query_heads * head_dim]
   // One each of the outputs above; empty where the spec has none.
-  std::vector<float> q_bias, k_bias, v_bias, o_bias;
+  Floats q_bias, k_bias, v_bias, o_bias;
   // [head_dim] or of the whole vector, as spec.query_key_norm says; empty without.
-  std::vector<float> q_norm, k_norm;
-  std::vector<float> sinks;  // [query_heads], or empty
+  Floats q_norm, k_norm;
+  Floats sinks;  // [query_heads], or empty
 
   int64_t bytes() const;  // Of the matrices.
 };
@@ -43,12 +44,12 @@ struct AttentionWeights {
 // The same of a model with latents. In kv_a's outputs, and in each head of q's, the part that RoPE
 // turns comes last.
 struct LatentAttentionWeights {
-  std::vector<float> input_norm;  // [hidden]
-  kernels::Matrix q_a;            // [q_lora_rank, hidden]; null data without
-  std::vector<float> q_a_norm;    // [q_lora_rank], or empty
-  kernels::Matrix q;              // [query_heads * head_dim, q_lora_rank, or without it hidden]
-  kernels::Matrix kv_a;           // [kv_lora_rank + qk_rope_head_dim, hidden]
-  std::vector<float> kv_a_norm;   // [kv_lora_rank]
+  Floats input_norm;     // [hidden]
+  kernels::Matrix q_a;   // [q_lora_rank, hidden]; null data without
+  Floats q_a_norm;       // [q_lora_rank], or empty
+  kernels::Matrix q;     // [query_heads * head_dim, q_lora_rank, or without it hidden]
+  kernels::Matrix kv_a;  // [kv_lora_rank + qk_rope_head_dim, hidden]
+  Floats kv_a_norm;      // [kv_lora_rank]
   // Of each head: to the latents' space and back.
   std::vector<kernels::Matrix> k_up;  // [kv_lora_rank, qk_nope_head_dim]
   std::vector<kernels::Matrix> v_up;  // [v_head_dim, kv_lora_rank]
@@ -58,16 +59,16 @@ struct LatentAttentionWeights {
 };
 
 struct FeedForwardWeights {
-  std::vector<float> input_norm;    // [hidden]
-  kernels::Matrix router;           // [experts, hidden]; null data for a dense layer
-  std::vector<float> router_bias;   // [experts], or empty
-  std::vector<float> ranking_bias;  // [experts], or empty
+  Floats input_norm;       // [hidden]
+  kernels::Matrix router;  // [experts, hidden]; null data for a dense layer
+  Floats router_bias;      // [experts], or empty
+  Floats ranking_bias;     // [experts], or empty
   // Of each slot of `table`; a dense layer is one expert.
   std::vector<kernels::ExpertWeights> experts;
   ExpertTable table;
   // What the experts' biases point into: of all of the layer's experts, whoever holds them, one
   // after the other; or empty.
-  std::vector<float> gate_up_biases, down_biases;
+  Floats gate_up_biases, down_biases;
   kernels::ExpertWeights shared;  // Null data without a shared expert.
   kernels::Matrix shared_gate;    // [1, hidden]; null data without a gate
 
@@ -87,9 +88,9 @@ struct LayerWeights {
 
 // The tensors of a model as a forward pass wants them: matrices packed, the small norms in float32.
 struct ModelWeights {
-  kernels::Matrix embedding;      // [vocab, hidden]
-  kernels::Matrix head;           // [vocab, hidden]; the embedding itself if tied
-  std::vector<float> final_norm;  // [hidden]
+  kernels::Matrix embedding;  // [vocab, hidden]
+  kernels::Matrix head;       // [vocab, hidden]; the embedding itself if tied
+  Floats final_norm;          // [hidden]
   std::vector<LayerWeights> layers;
   HugeBuffer memory;  // What the matrices point into.
 };

@@ -251,14 +251,16 @@ void RunOnCpu(const ExpertFfnArgs& args, ExpertFfnWorkspace& workspace, const Ex
 }  // namespace
 
 ExpertFfnWorkspace::ExpertFfnWorkspace(int64_t max_rows, int64_t max_top_k, int64_t max_experts,
-                                       int64_t hidden, int64_t intermediate, DType x_dtype)
-    : offsets(static_cast<size_t>(max_experts + 1)),
-      order(static_cast<size_t>(max_rows * max_top_k)),
-      max_assignments_(max_rows * max_top_k),
+                                       int64_t hidden, int64_t intermediate, DType x_dtype,
+                                       bool on_device)
+    : max_assignments_(max_rows * max_top_k),
       max_experts_(max_experts),
       hidden_(hidden),
       intermediate_(intermediate),
       x_dtype_(x_dtype) {
+  if (on_device) return;
+  offsets.resize(static_cast<size_t>(max_experts + 1));
+  order.resize(static_cast<size_t>(max_assignments_));
   auto lines = [&](int64_t width, DType dtype) {
     const int64_t row = Bytes(ActivationStride(width, dtype), dtype);
     return static_cast<size_t>((max_assignments_ * row + 63) / 64);

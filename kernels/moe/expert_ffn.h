@@ -12,9 +12,10 @@ namespace lynx::kernels {
 // Memory that ExpertFfn works in, made once for the largest call. One call at a time.
 class ExpertFfnWorkspace {
  public:
-  // Sizes > 0. x_dtype is the widest of the calls'.
+  // Sizes > 0. x_dtype is the widest of the calls'. `on_device`: of calls on a GPU alone, for which
+  // it has no memory.
   ExpertFfnWorkspace(int64_t max_rows, int64_t max_top_k, int64_t max_experts, int64_t hidden,
-                     int64_t intermediate, DType x_dtype);
+                     int64_t intermediate, DType x_dtype, bool on_device = false);
 
   // Which rows go through which expert: entry i of expert e, offsets[e] <= i < offsets[e + 1], is
   // (row * top_k + rank) order[i].

@@ -23,6 +23,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/core/isa.h"
+#include "tests/golden/golden_compare.h"
 #include "tests/support/golden_fixture.h"
 #include "tests/support/moving_experts.h"
 #include "tests/support/rank_group_runner.h"
@@ -31,6 +32,10 @@
 namespace lynx::model {
 namespace {
 
+using ::lynx::testing::Blocks;
+using ::lynx::testing::CompareGreedy;
+using ::lynx::testing::CompareLogits;
+using ::lynx::testing::Comparison;
 using ::lynx::testing::GoldenPrompt;
 using ::lynx::testing::GoldenTestName;
 using ::lynx::testing::GoldenVariantPath;
@@ -39,14 +44,14 @@ using ::lynx::testing::kGoldenBoundBf16;
 using ::lynx::testing::kGoldenBoundF32;
 using ::lynx::testing::kGoldenDivergenceBf16;
 using ::lynx::testing::kGoldenVariants;
+using ::lynx::testing::kKvBlocks;
+using ::lynx::testing::kMostGroups;
 using ::lynx::testing::LoadGoldenFixture;
 using ::lynx::testing::MovingExpertsRunner;
 using ::lynx::testing::RankGroupRunner;
 
 constexpr char kDemoFixture[] = "tests/golden/lynx-tiny-moe";
 
-constexpr int kKvBlocks = 64;  // Of each group of layers.
-constexpr int kMostGroups = 5;
 constexpr int kMaxRows = 512;
 
 // bf16: GEMM inputs and KV round to 8 significant bits, 2^-9 relative each. About 40 such roundings
@@ -67,96 +72,6 @@ std::unique_ptr<ModelRunner> LoadTiny(DType dtype, int32_t threads = 0,
                                    .isa = isa});
   EXPECT_THAT(runner, IsOk());
   return *std::move(runner);
-}
-
-// Tables of all groups of layers, which share no block.
-std::vector<kv::BlockId> Blocks(ModelRunner& runner, int32_t first, int32_t count) {
-  const int32_t groups = runner.kv().layout().groups.count();
-  EXPECT_LE(groups, kMostGroups);
-  std::vector<kv::BlockId> blocks(static_cast<size_t>(groups * count));
-  std::iota(blocks.begin(), blocks.end(), first * groups);
-  return blocks;
-}
-
-struct Comparison {
-  std::vector<double> differences;  // Of every position, ascending.
-  double worst_kl = 0;              // KL(theirs, ours) of the positions with all logits, in nats.
-  int64_t same_best = 0;            // Positions whose best token agrees.
-
-  double worst() const { return differences.back(); }
-  double median() const { return differences[differences.size() / 2]; }
-};
-
-// Runs each prompt in one step and compares all logits.
-Comparison CompareLogits(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts) {
-  const auto vocab = static_cast<size_t>(runner.spec().vocab_size);
-  const std::vector<kv::BlockId> blocks = Blocks(runner, 0, kKvBlocks);
-  Comparison result;
-  for (const GoldenPrompt& prompt : prompts) {
-    const SequenceRows rows{.tokens = prompt.tokens,
-                            .blocks = blocks,
-                            .logits_rows = static_cast<int32_t>(prompt.tokens.size())};
-    EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
-    const std::span<const float> logits = runner.logits();
-    for (size_t p = 0; p < prompt.tokens.size(); ++p) {
-      const auto row = logits.subspan(p * vocab, vocab);
-      double worst = 0;
-      auto compare = [&](size_t id, float want) {
-        const double difference = std::abs(double{row[id]} - want) / prompt.largest[p];
-        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
-      };
-      for (size_t i = 0; i < prompt.top[p].size(); ++i) {
-        compare(static_cast<size_t>(prompt.top_ids[p][i]), prompt.top[p][i]);
-      }
-      const auto full = std::ranges::find(prompt.full_positions, static_cast<int32_t>(p));
-      if (full != prompt.full_positions.end()) {
-        const auto i = static_cast<size_t>(full - prompt.full_positions.begin());
-        for (size_t v = 0; v < vocab; ++v) compare(v, prompt.full[i][v]);
-        result.worst_kl = std::max(result.worst_kl, testing::Divergence(prompt.full[i], row));
-      }
-      result.differences.push_back(worst);
-      const auto best = std::max_element(row.begin(), row.end()) - row.begin();
-      result.same_best += best == prompt.top_ids[p][0] ? 1 : 0;
-    }
-  }
-  std::ranges::sort(result.differences);
-  std::printf(
-      "relative difference: worst %.3g, median %.3g; KL at most %.3g; same best token at "
-      "%zu of %zu\n",
-      result.worst(), result.median(), result.worst_kl, static_cast<size_t>(result.same_best),
-      result.differences.size());
-  return result;
-}
-
-// Continues each prompt greedily as long as our token equals the fixture's; where it does not, the
-// fixture's two best must be closer than `bound`. Returns how many continuations parted so.
-int64_t CompareGreedy(ModelRunner& runner, const std::vector<GoldenPrompt>& prompts, double bound) {
-  const std::vector<kv::BlockId> blocks = Blocks(runner, 0, kKvBlocks);
-  int64_t compared = 0;
-  int64_t parted = 0;
-  for (const GoldenPrompt& prompt : prompts) {
-    std::vector<TokenId> next = prompt.tokens;
-    int32_t position = 0;
-    for (size_t i = 0; i < prompt.greedy.size(); ++i) {
-      const SequenceRows rows{
-          .tokens = next, .start = position, .blocks = blocks, .logits_rows = 1, .decode = i > 0};
-      EXPECT_THAT(runner.Step({&rows, 1}, nullptr), IsOk());
-      position += static_cast<int32_t>(next.size());
-      const std::span<const float> logits = runner.logits();
-      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-      ++compared;
-      if (best != prompt.greedy[i]) {
-        EXPECT_LT(prompt.greedy_gaps[i], bound)
-            << "token " << i << " after a prompt of " << prompt.tokens.size();
-        ++parted;
-        break;
-      }
-      next = {prompt.greedy[i]};
-    }
-  }
-  std::printf("%zu greedy tokens compared, %zu continuations parted\n",
-              static_cast<size_t>(compared), static_cast<size_t>(parted));
-  return parted;
 }
 
 TEST(GoldenF32Test, AgreesWithTransformers) {

@@ -46,18 +46,19 @@ void BindExpertBiases(const ModelSpec& spec, const std::string& experts, WeightB
   const RankShard& shard = binder.shard();
   const ShardRange& columns = shard.expert_columns;
   const int64_t packed = kernels::GateUpOutputs(columns.size());
-  weights.gate_up_biases.assign(static_cast<size_t>(spec.experts * packed), 0.0f);
+  std::vector<float> biases(static_cast<size_t>(spec.experts * packed), 0.0f);
   for (int64_t e = 0; e < spec.experts; ++e) {
     // Gate and up in turns.
     const float* from = gate_up.data() + (e * intermediate + columns.begin) * 2;
-    float* to = weights.gate_up_biases.data() + e * packed;
+    float* to = biases.data() + e * packed;
     for (int64_t i = 0; i < columns.size(); ++i) {
       to[kernels::GateOutput(i)] = from[2 * i];
       to[kernels::GateOutput(i) + kernels::kGateOutputsPerPanel] = from[2 * i + 1];
     }
   }
+  weights.gate_up_biases = std::move(biases);
   // Added once, by one of the ranks that share the expert.
-  if (columns.begin > 0) weights.down_biases.clear();
+  if (columns.begin > 0) weights.down_biases = {};
   for (size_t slot = 0; slot < weights.experts.size(); ++slot) {
     weights.SetBiases(shard.experts[slot], weights.experts[slot]);
   }

@@ -81,7 +81,7 @@ void BindAttention(const ModelSpec& spec, const std::string& prefix, WeightBinde
   }
   if (spec.output_bias) {
     weights.o_bias = binder.TakeVector(attention + "o_proj.bias", hidden);
-    for (float& value : weights.o_bias) value *= spec.residual_multiplier;
+    for (float& value : weights.o_bias.host()) value *= spec.residual_multiplier;
   }
   if (spec.query_key_norm == QueryKeyNorm::kPerHead) {
     weights.q_norm = binder.TakeVector(attention + "q_norm.weight", spec.head_dim);
