@@ -26,7 +26,11 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
   flags.AddChoice("metrics-compat", &config.metrics_compat, {"none", "vllm"},
                   "vllm: serve /metrics/vllm, too, with vLLM's names");
   flags.AddConfigActions();
-  flags.AddChoice("device", &config.device, {"cpu"}, "what computes");
+  flags.AddString("device", &config.device,
+                  "what computes: cpu, cuda, or cuda:1 for the second GPU; auto takes a GPU where "
+                  "one is there that serves the model");
+  flags.AddString("cuda-plugin", &config.cuda_plugin,
+                  "path of liblynx_cuda.so; empty looks where it was installed beside the program");
   flags.AddChoice("compute-dtype", &config.compute_dtype, {"f32", "bf16"},
                   "precision that activations are rounded to; equal on all nodes of a cluster");
   flags.AddChoice("kv-dtype", &config.kv_dtype, {"auto", "f32", "bf16"},
@@ -78,8 +82,7 @@ void AddNodeFlags(config::FlagSet& flags, NodeConfig& config) {
                   "decides bits: pin the narrowest of a mixed fleet to keep one numeric class");
   flags.AddBytes("kv-memory", &config.kv_memory_bytes, {0},
                  "memory for the KV cache of each rank, at least what one context needs; 0 takes "
-                 "1GiB, or that "
-                 "if it is more");
+                 "1GiB, or that if it is more, and on a GPU what is left of its memory");
   flags.AddInt("kv-blocks", &config.kv_blocks, {0, 1 << 24},
                "blocks of the KV cache, each 16 tokens of a group of layers; 0 derives them from "
                "kv-memory");

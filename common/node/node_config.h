@@ -24,6 +24,7 @@ struct NodeConfig {
   std::string metrics_compat = "none";
 
   std::string device = "cpu";
+  std::string cuda_plugin;
   std::string compute_dtype = "bf16";
   std::string kv_dtype = "auto";
   int32_t tp = 1;

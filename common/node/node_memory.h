@@ -17,6 +17,14 @@ namespace lynx::node {
 absl::StatusOr<int32_t> KvBlocks(const NodeConfig& config, const kv::KvLayout& layout,
                                  int32_t context, int32_t step_rows);
 
+// The same in memory of a GPU, where KV may have what is left beside the rest: all of it where
+// neither option says anything.
+//   InvalidArgument    as above.
+//   ResourceExhausted  there is not so much; says what is needed for what.
+absl::StatusOr<int32_t> DeviceKvBlocks(const NodeConfig& config, const kv::KvLayout& layout,
+                                       int32_t context, int32_t step_rows,
+                                       const model::DeviceRoom& room);
+
 // ResourceExhausted when a node that needs so much would not fit into `available` bytes: before the
 // system ends it for that in the middle of its load. Says what is needed for what, and the options
 // that take less.

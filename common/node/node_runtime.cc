@@ -21,6 +21,7 @@
 #include "common/base/dtype.h"
 #include "common/base/model_name.h"
 #include "common/base/status_macros.h"
+#include "common/model/device_model_runner.h"
 #include "common/model/model_runner.h"
 #include "common/model/model_spec.h"
 #include "common/model/shard_plan.h"
@@ -33,6 +34,7 @@
 #include "common/transfer/ucx_engine.h"
 #include "kernels/core/cpu_limit.h"
 #include "kernels/core/exec_context.h"
+#include "kernels/cuda/choose_device.h"
 
 namespace lynx::node {
 namespace {
@@ -180,6 +182,11 @@ absl::Status CheckNodeConfig(const NodeConfig& config) {
   }
   if (config.control_key.empty() != config.control_peers.empty()) {
     return wrong("--control-key and --control-peers are given together, or neither");
+  }
+  LYNX_RETURN_IF_ERROR(cuda::CheckDeviceName(config.device));
+  if (world > 1 && config.device != "cpu" && config.device != "auto") {
+    return wrong("--device ", config.device, " with ", widths,
+                 ": nodes of several ranks compute on CPUs");
   }
   LYNX_RETURN_IF_ERROR(ParseHostPort("control", config.control).status());
   return ParseHostPort("http", config.http).status();
@@ -355,6 +362,23 @@ absl::Status NodeRuntime::Follow(model::ModelRunner& runner, const MakeRankWorke
   return status;
 }
 
+absl::Status NodeRuntime::ChooseDevice(const model::RunnerOptions& options,
+                                       const model::ModelSpec& spec) {
+  LYNX_ASSIGN_OR_RETURN(cuda::ChosenDevice chosen,
+                        cuda::ChooseDevice(config_.device, config_.cuda_plugin));
+  if (chosen.device != nullptr) {
+    const absl::Status serves = model::CheckForDevice(options, spec);
+    if (!serves.ok() && config_.device != "auto") return serves;
+    if (!serves.ok()) {
+      chosen = {.device = nullptr,
+                .why = absl::StrCat("the CPUs: ", absl::string_view(serves.message()))};
+    }
+  }
+  device_ = std::move(chosen.device);
+  telemetry::LogInfo("device", {{"asked_for", config_.device}, {"chosen", chosen.why}});
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
     int32_t step_rows, int32_t step_logits, const MakeRankWorker& make_worker,
     bool remap_mixed_steps) {
@@ -369,40 +393,57 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> NodeRuntime::MakeEngine(
   max_context_tokens_ = config_.max_context_tokens > 0
                             ? std::min(config_.max_context_tokens, spec.max_positions)
                             : spec.max_positions;
-  LYNX_ASSIGN_OR_RETURN(const int32_t kv_blocks,
-                        KvBlocks(config_, kv, max_context_tokens_, step_rows));
+  model::RunnerOptions options{
+      .model_dir = config_.model,
+      .compute_dtype = compute,
+      .kv_dtype = kv_dtype,
+      .max_step_rows = step_rows,
+      .max_step_logits = step_logits,
+      .threads = config_.threads,
+      .cpus = cpus_,
+      .isa = kernels::IsaNamed(config_.isa),
+      .remap_mixed_steps = remap_mixed_steps,
+      .admit_memory =
+          [ranks_here = processes_.has_value() ? ranks.world() : 1](const model::MemoryNeed& need) {
+            return CheckNodeMemory(need, AvailableMemory() / ranks_here);
+          },
+      .load_progress = LogProgress(),
+      .layout = ranks};
+  LYNX_RETURN_IF_ERROR(ChooseDevice(options, spec));
+  options.device = device_.get();
+  if (device_ == nullptr) {
+    LYNX_ASSIGN_OR_RETURN(options.kv_blocks, KvBlocks(config_, kv, max_context_tokens_, step_rows));
+  } else {
+    options.device_kv_blocks = [&](const model::DeviceRoom& room) {
+      return DeviceKvBlocks(config_, kv, max_context_tokens_, step_rows, room);
+    };
+  }
   if (ranks_ != nullptr) {
     const std::string identity = RankIdentity(
         role_, config_, spec,
         {absl::StrCat("compute ", std::string(Name(compute))),
          absl::StrCat("KV ", std::string(Name(kv_dtype))),
-         absl::StrCat(kv_blocks, " KV blocks (by --kv-memory or --kv-blocks)"),
+         absl::StrCat(options.kv_blocks, " KV blocks (by --kv-memory or --kv-blocks)"),
          absl::StrCat("steps of ", step_rows, " rows and ", step_logits, " logits rows"),
          remap_mixed_steps ? "remapping also in mixed steps" : "remapping in decode steps"});
     LYNX_RETURN_IF_ERROR(ranks_->Join(identity, [this] {
       return processes_.has_value() ? processes_->Check() : absl::OkStatus();
     }));
   }
-  const int32_t ranks_here = processes_.has_value() ? ranks.world() : 1;
-  LYNX_ASSIGN_OR_RETURN(
-      auto runner,
-      model::ModelRunner::Load({.model_dir = config_.model,
-                                .compute_dtype = compute,
-                                .kv_dtype = kv_dtype,
-                                .kv_blocks = kv_blocks,
-                                .max_step_rows = step_rows,
-                                .max_step_logits = step_logits,
-                                .threads = config_.threads,
-                                .cpus = cpus_,
-                                .isa = kernels::IsaNamed(config_.isa),
-                                .remap_mixed_steps = remap_mixed_steps,
-                                .admit_memory =
-                                    [=](const model::MemoryNeed& need) {
-                                      return CheckNodeMemory(need, AvailableMemory() / ranks_here);
-                                    },
-                                .load_progress = LogProgress(),
-                                .layout = ranks,
-                                .ranks = ranks_ == nullptr ? nullptr : ranks_->communicator()}));
+  options.ranks = ranks_ == nullptr ? nullptr : ranks_->communicator();
+  auto loaded = model::ModelRunner::Load(options);
+  if (absl::IsUnimplemented(loaded.status()) && device_ != nullptr && config_.device == "auto") {
+    // Which types its weights have is known from the files alone.
+    telemetry::LogInfo(
+        "device",
+        {{"asked_for", config_.device},
+         {"chosen", absl::StrCat("the CPUs: ", absl::string_view(loaded.status().message()))}});
+    options.device = nullptr;
+    device_ = nullptr;
+    LYNX_ASSIGN_OR_RETURN(options.kv_blocks, KvBlocks(config_, kv, max_context_tokens_, step_rows));
+    loaded = model::ModelRunner::Load(options);
+  }
+  LYNX_ASSIGN_OR_RETURN(auto runner, std::move(loaded));
   if (config_.rank > 0) {
     LYNX_RETURN_IF_ERROR(Follow(*runner, make_worker));
     return absl::CancelledError("the leader has ended");

@@ -28,6 +28,7 @@
 #include "common/rpc/zmq_channel.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/metrics.h"
+#include "kernels/core/device.h"
 
 namespace lynx::node {
 
@@ -96,12 +97,15 @@ class NodeRuntime {
   absl::StatusOr<std::unique_ptr<engine::Engine>> MakeEngine(int32_t step_rows, int32_t step_logits,
                                                              const MakeRankWorker& make_worker,
                                                              bool remap_mixed_steps);
+  // Opens device_ as --device says for such a model, and says what it has chosen and why.
+  absl::Status ChooseDevice(const model::RunnerOptions& options, const model::ModelSpec& spec);
   absl::Status Follow(model::ModelRunner& runner, const MakeRankWorker& make_worker);
   std::string http_endpoint() const;
 
   const NodeConfig config_;
   const std::string role_;
-  std::vector<int32_t> cpus_;  // Of the compute threads; empty: not pinned.
+  std::unique_ptr<kernels::Device> device_;  // Outlives the engine; null: the CPUs compute.
+  std::vector<int32_t> cpus_;                // Of the compute threads; empty: not pinned.
   const absl::Time began_ = SteadyClock::Instance().Now();
   const Incarnation incarnation_;
   StopSignal stop_{[](const char* why) { telemetry::LogWarning(why); }};

@@ -75,6 +75,43 @@ TEST(NodeMemoryTest, WithoutAWordOneContextFits) {
   EXPECT_EQ(*BlocksOf(0, 1024), 512) << "1 GiB";
 }
 
+// Of a GPU with 80 GB free, 30 of which weights, steps and the reserve take.
+absl::StatusOr<int32_t> OnDevice(const NodeConfig& config, int64_t free = 80 * kGb) {
+  const model::DeviceRoom room{.need = {.weights = 25 * kGb, .steps = 2 * kGb},
+                               .free = free,
+                               .reserve = 3 * kGb};
+  return DeviceKvBlocks(config, Layout(), kContext, 512, room);
+}
+
+TEST(NodeMemoryTest, OnADeviceKvHasWhatIsLeft) {
+  NodeConfig config;
+  EXPECT_EQ(*OnDevice(config), 50 * kGb / (2 * kMib));
+  config.kv_memory_bytes = 8192 * kMib;
+  EXPECT_EQ(*OnDevice(config), 4096);
+  config.kv_blocks = 7;
+  EXPECT_EQ(*OnDevice(config), 7) << "stands as given";
+}
+
+TEST(NodeMemoryTest, WhatADeviceDoesNotHaveIsReckonedUp) {
+  NodeConfig config;
+  EXPECT_THAT(OnDevice(config, 34 * kGb),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("34.00 GB are free; needed are weights 25.00, buffers of a "
+                                       "step 2.00, KV cache 4.30 for one context of 32768, reserve "
+                                       "3.00: lower --max-context-tokens"),
+                             Not(HasSubstr("--kv-memory")))));
+  config.kv_memory_bytes = 51 * kGb;
+  EXPECT_THAT(OnDevice(config), StatusIs(absl::StatusCode::kResourceExhausted,
+                                         AllOf(HasSubstr("KV cache 51.00, reserve"),
+                                               HasSubstr("--kv-memory"))));
+  EXPECT_THAT(OnDevice(config, 20 * kGb),
+              StatusIs(absl::StatusCode::kResourceExhausted, Not(HasSubstr("lower"))))
+      << "the weights alone are too many";
+  config.kv_memory_bytes = 64 * kMib;
+  EXPECT_THAT(OnDevice(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("less than one context")));
+}
+
 TEST(NodeMemoryTest, BlocksStandAsGiven) {
   NodeConfig config;
   config.kv_blocks = 3;
