@@ -32,6 +32,9 @@ constexpr int kLingerMs = 200;
 constexpr auto kFormerLinkTime = std::chrono::seconds(2);
 // Between tries to reach a node that refuses us, or to bind anew.
 constexpr auto kRetryInterval = std::chrono::seconds(1);
+// What ZeroMQ counts with at most. Three for a connection of ours, six while keys change; the limit
+// of open files comes first.
+constexpr int kMaxSockets = 65'000;
 // Between lines of one kind about connections that do not come about.
 constexpr auto kLogInterval = std::chrono::seconds(30);
 
@@ -144,6 +147,16 @@ class LogLimit {
   std::chrono::steady_clock::time_point next_ = {};
 };
 
+zmq::context_t NewContext() {
+  zmq::context_t context;
+  context.set(zmq::ctxopt::max_sockets, kMaxSockets);
+  return context;
+}
+
+// Before the socket goes that Monitor() gave for `of`: on its only thread ZeroMQ would wait for
+// ever to send an event to one that is closing. Does not wait itself.
+void StopMonitor(zmq::socket_t& of) { zmq_socket_monitor(of.handle(), nullptr, 0); }
+
 bool IsHostPort(const std::string& text) {
   const size_t colon = text.rfind(':');
   return colon != std::string::npos && colon > 0 && colon + 1 < text.size() &&
@@ -198,6 +211,7 @@ class ZmqChannel::Io {
       Wake();
       thread_.join();
     }
+    StopMonitor(router_);
     close(wake_);
   }
 
@@ -258,6 +272,12 @@ class ZmqChannel::Io {
   using TimePoint = std::chrono::steady_clock::time_point;
   // A connection of ours, which ZeroMQ makes and remakes.
   struct Link {
+    Link(zmq::socket_t socket, std::string key)
+        : dealer(std::move(socket)), node_key(std::move(key)) {}
+    Link(const Link&) = delete;
+    Link& operator=(const Link&) = delete;
+    ~Link() { StopMonitor(dealer); }
+
     zmq::socket_t dealer;
     zmq::socket_t monitor;  // Says what becomes of it.
     std::string node_key;   // What the node has to have; empty: plain.
@@ -359,7 +379,6 @@ class ZmqChannel::Io {
     RunCommands();
     for (auto& [id, peer] : peers_) Flush(peer);
     peers_.clear();
-    router_.close();
   }
 
   void RunCommands() LYNX_EXCLUDES(mu_) {
@@ -446,12 +465,15 @@ class ZmqChannel::Io {
     router_.set(zmq::sockopt::curve_secretkey, curve_->own.secret_key);
   }
 
-  // A socket of ours that says what becomes of the connections of `of`.
+  // A socket of ours that says what becomes of the connections of `of`, until StopMonitor(of).
+  // Throws zmq::error_t.
   zmq::socket_t Monitor(zmq::socket_t& of) {
     const std::string name = absl::StrCat("inproc://monitor-", next_monitor_++);
-    LYNX_CHECK(zmq_socket_monitor(of.handle(), name.c_str(), kMonitored) == 0);
+    if (zmq_socket_monitor(of.handle(), name.c_str(), kMonitored) != 0) throw zmq::error_t();
     zmq::socket_t monitor(context_, zmq::socket_type::pair);
     monitor.set(zmq::sockopt::linger, 0);
+    // No limit: ZeroMQ's thread would wait at it. Each turn of the loop reads all there are.
+    monitor.set(zmq::sockopt::rcvhwm, 0);
     monitor.connect(name);
     return monitor;
   }
@@ -459,6 +481,21 @@ class ZmqChannel::Io {
   // A trial in the place of the one there may be.
   void Dial(Peer& peer) {
     peer.dial_at = TimePoint::max();
+    peer.trial.reset();
+    try {
+      peer.trial = NewLink(peer);
+    } catch (const zmq::error_t& error) {
+      const TimePoint now = Now();
+      peer.dial_at = now + kRetryInterval;
+      if (!dial_log_.Admit(now)) return;
+      telemetry::LogWarning(
+          "no socket for a control connection; see this process's limit of open files",
+          {{"endpoint", peer.endpoint}, {"error", error.what()}});
+    }
+  }
+
+  // Throws zmq::error_t when there are no more sockets.
+  std::unique_ptr<Link> NewLink(Peer& peer) {
     zmq::socket_t dealer(context_, zmq::socket_type::dealer);
     Configure(dealer, options_.max_queued, options_.max_message_bytes);
     dealer.set(zmq::sockopt::reconnect_ivl, 100);
@@ -471,16 +508,16 @@ class ZmqChannel::Io {
       dealer.set(zmq::sockopt::curve_secretkey, curve_->own.secret_key);
       dealer.set(zmq::sockopt::curve_serverkey, peer.node_key);
     }
-    zmq::socket_t monitor = Monitor(dealer);
+    auto link = std::make_unique<Link>(std::move(dealer), curve_.has_value() ? peer.node_key : "");
+    link->monitor = Monitor(link->dealer);
     try {
-      dealer.connect("tcp://" + peer.endpoint);
+      link->dealer.connect("tcp://" + peer.endpoint);
     } catch (const zmq::error_t& error) {
       // Looks like a peer that is away; the caller's heartbeats notice.
       telemetry::LogWarning("cannot connect",
                             {{"endpoint", peer.endpoint}, {"error", error.what()}});
     }
-    peer.trial = std::make_unique<Link>(
-        Link{std::move(dealer), std::move(monitor), curve_.has_value() ? peer.node_key : ""});
+    return link;
   }
 
   // The handshake of `link`, which is not up, has failed. ZeroMQ itself would not try again after
@@ -751,7 +788,7 @@ class ZmqChannel::Io {
 
   // Used by Bind before the thread starts, then by the thread alone.
   std::optional<CurveKeys> curve_;  // Nothing: plain, for good.
-  zmq::context_t context_;
+  zmq::context_t context_ = NewContext();
   uint64_t next_monitor_ = 1;
   zmq::socket_t zap_;
   zmq::socket_t router_;
@@ -759,6 +796,7 @@ class ZmqChannel::Io {
   std::string bound_;                       // As ZeroMQ calls where `router_` is bound.
   TimePoint rebind_at_ = TimePoint::max();  // When to bind it with the present key.
   LogLimit rebind_log_;
+  LogLimit dial_log_;
   std::map<Handshake, LogLimit> logs_;
   std::map<PeerId, Peer> peers_;
   std::map<std::string, PeerId> by_routing_id_;
@@ -772,7 +810,12 @@ absl::StatusOr<std::unique_ptr<ZmqChannel>> ZmqChannel::Create(const Options& op
                                                                EventLoop& loop,
                                                                telemetry::Registry& registry) {
   auto shared = std::make_shared<Shared>(loop, registry);
-  auto io = std::make_unique<Io>(options, shared);
+  std::unique_ptr<Io> io;
+  try {
+    io = std::make_unique<Io>(options, shared);
+  } catch (const zmq::error_t& error) {
+    return absl::UnavailableError(absl::StrCat("no sockets for the control plane: ", error.what()));
+  }
   auto endpoint = io->Bind(options.bind);
   if (!endpoint.ok()) return endpoint.status();
   return std::unique_ptr<ZmqChannel>(

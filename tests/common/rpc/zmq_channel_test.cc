@@ -1,5 +1,14 @@
 #include "common/rpc/zmq_channel.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -450,6 +459,116 @@ TEST(ZmqChannelCurveTest, ANodeWhoseKeyIsTakenOffTheListIsLeft) {
   router->channel->SetCurveKeys(Keys(own, {NewCurvePair()}));
   EXPECT_EQ(router->inbox.Disconnected(), peer);
   EXPECT_TRUE(CountsHandshake(*node, "wrong_key"));
+}
+
+// Closes every connection as soon as it is made.
+class ClosingServer {
+ public:
+  ClosingServer() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(fd_, generic, size), 0);
+    EXPECT_EQ(listen(fd_, 100), 0);
+    EXPECT_EQ(getsockname(fd_, generic, &size), 0);
+    endpoint_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+    thread_ = std::thread([this] {
+      while (!stopping_) {
+        pollfd item = {.fd = fd_, .events = POLLIN, .revents = 0};
+        poll(&item, 1, 50);
+        const int connection = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
+        if (connection < 0) continue;
+        ++closed_;
+        close(connection);
+      }
+    });
+  }
+  ~ClosingServer() {
+    stopping_ = true;
+    thread_.join();
+    close(fd_);
+  }
+  const std::string& endpoint() const { return endpoint_; }
+  int closed() const { return closed_; }
+
+ private:
+  const int fd_;
+  std::string endpoint_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> closed_{0};
+  std::thread thread_;
+};
+
+// ZeroMQ's only thread must never wait for a socket that hears of connections and is going.
+TEST(ZmqChannelCurveTest, ConnectionsThatFailOneAfterTheOtherHoldUpNoOther) {
+  const CurvePair own = NewCurvePair();
+  const CurvePair node_pair = NewCurvePair();
+  const auto node = EchoingNode(Keys(node_pair, {own}));
+  // Many keys: all are tried at once, each with a connection of its own.
+  CurveKeys keys = Keys(own, {node_pair});
+  while (keys.peers.size() < 300) keys.peers.insert(NewCurvePair().public_key);
+  const ClosingServer closing;
+  const auto router = StartedRouter(keys);
+  for (int i = 0; i < 8; ++i) router->Connect(closing.endpoint());
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (closing.closed() < 300 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_GE(closing.closed(), 300);
+  router->channel->SetCurveKeys(Keys(own, {node_pair}));
+  const PeerId peer = router->Connect(node->channel->endpoint());
+  EXPECT_TRUE(Reaches(*router, peer));
+}
+
+// How many files this process may have open, while it lives.
+class OpenFileLimit {
+ public:
+  explicit OpenFileLimit(rlim_t files) {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit limit = {.rlim_cur = std::min(files, before_.rlim_max),
+                          .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    allowed_ = limit.rlim_cur == files;
+  }
+  ~OpenFileLimit() {
+    for (const int fd : taken_) close(fd);
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0);
+  }
+  bool allowed() const { return allowed_; }
+  void TakeAll() {
+    for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) {
+      taken_.push_back(fd);
+    }
+  }
+
+ private:
+  rlimit before_ = {};
+  bool allowed_ = false;
+  std::vector<int> taken_;
+};
+
+TEST(ZmqChannelTest, ManyNodesAreConnectedTo) {
+  const OpenFileLimit limit(4096);
+  if (!limit.allowed()) GTEST_SKIP() << "needs 4096 open files";
+  const auto node = EchoingNode(std::nullopt);
+  const auto router = StartedRouter(std::nullopt);
+  for (int i = 0; i < 400; ++i) router->Connect("127.0.0.1:1");  // Nobody listens there.
+  EXPECT_TRUE(Reaches(*router, router->Connect(node->channel->endpoint())));
+}
+
+TEST(ZmqChannelTest, ANodeIsConnectedToOnceThereAreOpenFilesAgain) {
+  const auto node = EchoingNode(std::nullopt);
+  const auto router = StartedRouter(std::nullopt);
+  PeerId peer = 0;
+  {
+    OpenFileLimit limit(200);
+    limit.TakeAll();
+    peer = router->Connect(node->channel->endpoint());
+    EXPECT_FALSE(Reaches(*router, peer, 1));
+  }
+  EXPECT_TRUE(Reaches(*router, peer));
 }
 
 }  // namespace
