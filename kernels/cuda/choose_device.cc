@@ -37,6 +37,11 @@ absl::StatusOr<std::string> FindPlugin() {
   constexpr char kName[] = "liblynx_cuda.so";
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return absl::NotFoundError(absl::StrCat(
+        "CUDA plug-in: cannot tell where this program is, to look beside it: /proc/self/exe: ",
+        error.message()));
+  }
   std::vector<std::string> looked;
   for (const char* folder : {"../lib", "../" LYNX_INSTALL_LIBDIR "/lynx"}) {
     const std::filesystem::path path = (program.parent_path() / folder / kName).lexically_normal();

@@ -28,7 +28,10 @@ absl::Status NotInACapture(std::string_view what) {
 class CudaEvent final : public kernels::DeviceEvent {
  public:
   CudaEvent(int device, cudaEvent_t event) : device_(device), event_(event) {}
-  ~CudaEvent() override { cudaEventDestroy(event_); }
+  ~CudaEvent() override {
+    cudaSetDevice(device_);
+    cudaEventDestroy(event_);
+  }
 
   absl::Status Synchronise() override {
     LYNX_RETURN_IF_ERROR(Failed(cudaSetDevice(device_), "taking the GPU"));
@@ -43,11 +46,15 @@ class CudaEvent final : public kernels::DeviceEvent {
 
 class CudaGraph final : public kernels::DeviceGraph {
  public:
-  explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
+  CudaGraph(int device, cudaGraphExec_t graph) : device_(device), graph_(graph) {}
+  ~CudaGraph() override {
+    cudaSetDevice(device_);
+    cudaGraphExecDestroy(graph_);
+  }
   cudaGraphExec_t get() const { return graph_; }
 
  private:
+  const int device_;
   const cudaGraphExec_t graph_;
 };
 
@@ -112,7 +119,7 @@ class CudaStream final : public kernels::DeviceStream {
     const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
     cudaGraphDestroy(graph);
     LYNX_RETURN_IF_ERROR(Failed(error, "making a graph"));
-    return std::make_unique<CudaGraph>(made);
+    return std::make_unique<CudaGraph>(device_, made);
   }
   absl::Status Launch(kernels::DeviceGraph& graph) override {
     if (capturing_) return NotInACapture("a graph is launched");

@@ -5,8 +5,25 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/plugin_layout.h"
 
 namespace lynx::cuda {
+
+absl::Status CheckPluginEntry(const PluginEntry& entry, const std::string& path) {
+  if (entry.version != kPluginVersion || std::string_view(entry.compiler) != __VERSION__) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": is of version ", entry.version, ", built by ", entry.compiler,
+                     "; this program needs version ", kPluginVersion, ", built by ", __VERSION__));
+  }
+  if (entry.layout != kPluginLayout) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path,
+                     ": was built of other sources than this program: the arguments of its "
+                     "kernels have other sizes"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Plugin*> LoadPlugin(const std::string& path) {
   // A name without a slash would be looked for in the system's folders.
@@ -19,11 +36,7 @@ absl::StatusOr<Plugin*> LoadPlugin(const std::string& path) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": is no CUDA plug-in of Lynx"));
   }
   const PluginEntry* const entry = function();
-  if (entry->version != kPluginVersion || std::string_view(entry->compiler) != __VERSION__) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": is of version ", entry->version, ", built by ", entry->compiler,
-                     "; this program needs version ", kPluginVersion, ", built by ", __VERSION__));
-  }
+  LYNX_RETURN_IF_ERROR(CheckPluginEntry(*entry, path));
   return entry->plugin;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/cuda/nccl_communicator.h"
+#include "kernels/cuda/plugin_layout.h"
 
 namespace lynx::cuda {
 namespace {
@@ -50,7 +51,9 @@ class CudaPlugin final : public Plugin {
 extern "C" __attribute__((visibility("default"))) const lynx::cuda::PluginEntry*
 lynx_cuda_plugin() {
   static lynx::cuda::CudaPlugin plugin;
-  static const lynx::cuda::PluginEntry entry = {
-      .version = lynx::cuda::kPluginVersion, .compiler = __VERSION__, .plugin = &plugin};
+  static const lynx::cuda::PluginEntry entry = {.version = lynx::cuda::kPluginVersion,
+                                                .compiler = __VERSION__,
+                                                .plugin = &plugin,
+                                                .layout = lynx::cuda::kPluginLayout};
   return &entry;
 }

@@ -48,13 +48,14 @@ class Plugin {
 };
 
 // To be raised with every change of what is above or of what it uses.
-inline constexpr uint32_t kPluginVersion = 5;
+inline constexpr uint32_t kPluginVersion = 6;
 
 // What the plug-in says of itself before anything else of it is used, in plain C.
 struct PluginEntry {
   uint32_t version;
   const char* compiler;  // Classes do not go from one compiler to the other.
   Plugin* plugin;        // Of the plug-in, for as long as it is loaded.
+  uint64_t layout;       // kPluginLayout (plugin_layout.h), should the version be forgotten.
 };
 inline constexpr char kPluginSymbol[] = "lynx_cuda_plugin";
 using PluginFunction = const PluginEntry*();

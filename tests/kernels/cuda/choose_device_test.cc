@@ -4,6 +4,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/load_plugin.h"
+#include "kernels/cuda/plugin_layout.h"
 #include "tests/support/status_matchers.h"
 
 namespace lynx::cuda {
@@ -69,6 +71,26 @@ TEST(ChooseDeviceTest, WithoutAGpuAutoTakesTheCpusAndSaysWhy) {
   }
   EXPECT_THAT(ChooseDevice("cuda:1", LYNX_EMULATED_PLUGIN).status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no GPU 1")));
+}
+
+TEST(ChooseDeviceTest, APluginOfOtherSourcesIsRefused) {
+  const PluginEntry same = {.version = kPluginVersion,
+                            .compiler = __VERSION__,
+                            .plugin = nullptr,
+                            .layout = kPluginLayout};
+  EXPECT_THAT(CheckPluginEntry(same, "x.so"), IsOk());
+  const auto refused = [](const char* why) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why));
+  };
+  PluginEntry other = same;
+  other.version = kPluginVersion - 1;
+  EXPECT_THAT(CheckPluginEntry(other, "x.so"), refused("x.so: is of version 5"));
+  other = same;
+  other.compiler = "another";
+  EXPECT_THAT(CheckPluginEntry(other, "x.so"), refused("built by another"));
+  other = same;
+  other.layout += 1;
+  EXPECT_THAT(CheckPluginEntry(other, "x.so"), refused("x.so: was built of other sources"));
 }
 
 }  // namespace
