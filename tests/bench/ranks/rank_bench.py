@@ -17,7 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "process"))
 
 from cluster import fetch, parse_metrics, wait_for  # noqa: E402
-from test_rank_hosts import Asker, Hosts, end  # noqa: E402
+from test_rank_hosts import Asker, RankHosts, end  # noqa: E402
 from test_ranks import NAME, stands_still  # noqa: E402
 
 
@@ -71,7 +71,7 @@ def gone(hosts, kind):
 
 
 def bench_gone(rounds, only):
-    hosts = Hosts(3)
+    hosts = RankHosts(3)
     try:
         hosts.start()
         for kind in ("kill -9, idle", "kill -9, in a step", "kill -9, awaited in a sum", "SIGSTOP, idle", "SIGSTOP, in a step",
@@ -86,7 +86,7 @@ def bench_gone(rounds, only):
 
 def bench_bytes():
     for widths in ((1, 1), (4, 2), (2, 4)):
-        hosts = Hosts(sum(widths))
+        hosts = RankHosts(sum(widths))
         try:
             hosts.start()
             with tempfile.TemporaryDirectory() as folder:
