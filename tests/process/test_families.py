@@ -1,9 +1,11 @@
 """Real processes serving a folder of each kind of attention answer what transformers computed."""
+import subprocess
+
 import openai
 import pytest
 
 import tiny_folder
-from cluster import running_cluster
+from cluster import BIN, LONG, running_cluster
 
 NAME = "tiny"
 TOKENS = 32
@@ -51,3 +53,31 @@ def test_completions_of_text_and_of_ids_are_the_same(family):
         for prompt in (ids, tiny_folder.text_of(ids)):
             answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=TOKENS, temperature=0)
             assert answer.choices[0].text == tiny_folder.text_of(greedy[:TOKENS])
+
+
+LAYOUTS = {
+    "tp 2": ("--tp", "2"),
+    "ep 2": ("--tp", "2", "--ep", "2"),
+    "tp 2, ep 4": ("--tp", "2", "--dp", "2", "--ep", "4"),
+    "dp 2, ep 2": ("--dp", "2", "--ep", "2"),
+    "ep 4": ("--tp", "4", "--ep", "4"),
+}
+SHARED = sorted(path.name for path in tiny_folder.VARIANTS.iterdir() if path.is_dir()) if LONG else [
+    "deepseek-v3", "gpt-oss"]
+
+
+@pytest.mark.parametrize("variant", SHARED)
+def test_ranks_of_any_family_answer_as_one(variant, tmp_path):
+    """Ranks that are processes, by Gloo."""
+    folder = tiny_folder.write_folder(tmp_path, variant)
+    fits = [layout for layout in LAYOUTS.values()
+            if subprocess.run([BIN / "lynx", "inspect", folder, *layout], capture_output=True).returncode == 0]
+    assert fits
+    for layout in fits if LONG else fits[-1:]:
+        with running_cluster(model=folder, node_flags=["--compute-dtype", "f32", "--kv-memory", "16MiB", *layout,
+                                                       "--served-model-name", NAME],
+                             router_flags=["--served-model-name", NAME]) as cluster:
+            client = openai.OpenAI(base_url=cluster.router.url("/v1"), api_key="none", max_retries=0, timeout=60)
+            for ids, greedy in tiny_folder.golden(variant):
+                answer = client.completions.create(model=NAME, prompt=ids, max_tokens=TOKENS, temperature=0)
+                assert answer.choices[0].text == tiny_folder.text_of(greedy[:TOKENS]), layout

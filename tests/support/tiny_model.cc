@@ -15,8 +15,6 @@ namespace {
 
 constexpr int kVocab = 61;
 constexpr int kHidden = 24;
-constexpr int kHeads = 4;
-constexpr int kKvHeads = 2;
 constexpr int kHeadDim = 6;
 constexpr int kExpertWidth = 20;
 constexpr int kDenseWidth = 28;
@@ -86,8 +84,8 @@ TinyModel TinyModel::Make(const TinyModelOptions& options) {
                   {"hidden_size", kHidden},
                   {"intermediate_size", kDenseWidth},
                   {"num_hidden_layers", kLayers},
-                  {"num_attention_heads", kHeads},
-                  {"num_key_value_heads", kKvHeads},
+                  {"num_attention_heads", options.heads},
+                  {"num_key_value_heads", options.kv_heads},
                   {"head_dim", kHeadDim},
                   {"max_position_embeddings", 256},
                   {"rms_norm_eps", 1e-6},
@@ -114,10 +112,10 @@ TinyModel TinyModel::Make(const TinyModelOptions& options) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     add(layer + "input_layernorm.weight", {kHidden});
     add(layer + "post_attention_layernorm.weight", {kHidden});
-    add(layer + "self_attn.q_proj.weight", {kHeads * kHeadDim, kHidden});
-    add(layer + "self_attn.k_proj.weight", {kKvHeads * kHeadDim, kHidden});
-    add(layer + "self_attn.v_proj.weight", {kKvHeads * kHeadDim, kHidden});
-    add(layer + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
+    add(layer + "self_attn.q_proj.weight", {options.heads * kHeadDim, kHidden});
+    add(layer + "self_attn.k_proj.weight", {options.kv_heads * kHeadDim, kHidden});
+    add(layer + "self_attn.v_proj.weight", {options.kv_heads * kHeadDim, kHidden});
+    add(layer + "self_attn.o_proj.weight", {kHidden, options.heads * kHeadDim});
     add(layer + "self_attn.q_norm.weight", {kHeadDim});
     add(layer + "self_attn.k_norm.weight", {kHeadDim});
     if (std::ranges::count(options.dense_layers, i) > 0) {

@@ -29,6 +29,8 @@ struct TinyModelOptions {
   bool head = false;                   // Give it an lm_head.weight of its own.
   std::vector<int> dense_layers = {};  // mlp_only_layers
   int experts = 4;
+  int heads = 4;
+  int kv_heads = 2;
   bool fused_experts = false;  // One tensor for all experts instead of one each.
 };
 

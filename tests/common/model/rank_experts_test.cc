@@ -50,14 +50,21 @@ Trace Generate(ModelRunner& runner) {
 }
 
 TEST(RankExpertsTest, UnevenPartsComputeWhatASingleRankDoes) {
-  const std::pair<int, std::vector<ParallelLayout>> cases[] = {
-      {6, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}}},
-      {7, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}, {2, 2, 4}, {2, 2, 2}, {1, 2, 1}}},
-      {40, {{1, 3, 3}}},
-      {60, {{1, 8, 8}, {2, 4, 8}}}};
-  for (const auto& [experts, layouts] : cases) {
+  struct Case {
+    int experts;
+    int heads;
+    int kv_heads;
+    std::vector<ParallelLayout> layouts;
+  };
+  const Case cases[] = {
+      {6, 4, 2, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}}},
+      {7, 4, 2, {{2, 1, 1}, {2, 1, 2}, {4, 1, 2}, {4, 1, 4}, {2, 2, 4}, {2, 2, 2}, {1, 2, 1}}},
+      {40, 6, 3, {{3, 1, 3}, {1, 3, 3}}},
+      {60, 8, 2, {{8, 1, 8}, {1, 8, 8}, {2, 4, 8}}}};
+  for (const auto& [experts, heads, kv_heads, layouts] : cases) {
     for (const bool all_to_the_first : {false, true}) {
-      TinyModel model = TinyModel::Make({.dtype = DType::kF32, .experts = experts});
+      TinyModel model = TinyModel::Make(
+          {.dtype = DType::kF32, .experts = experts, .heads = heads, .kv_heads = kv_heads});
       if (all_to_the_first) {
         // Equal scores: the lowest experts win for every token, and most ranks compute nothing.
         for (auto& [name, tensor] : model.tensors) {
