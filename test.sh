@@ -14,7 +14,7 @@ cd "$(dirname "$0")"
 usage() { sed -n '2,/^set/p' test.sh | grep '^#' | cut -c3-; }
 
 # Minutes each stage may take in its short form, on two cores, with nothing cached.
-declare -A cap=([release]=25 [asan]=40 [tsan]=15 [process]=12 [deploy]=8)
+declare -A cap=([release]=30 [asan]=40 [tsan]=15 [process]=20 [deploy]=8)
 stages=()
 export LYNX_LONG=0
 while [ $# -gt 0 ]; do

@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -231,13 +231,13 @@ TEST(TokenizerTest, OneLongWordIsNotQuadratic) {
   for (std::string piece = "a"; piece.size() < 64; piece += piece) merges.push_back({piece, piece});
   const auto tokenizer = LoadText(TinyByteLevel(merges).dump());
   const std::string text(1 << 20, 'a');
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // Of this process: others may be at work beside it.
   const auto ids = tokenizer->Encode(text, false);
-  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start);
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   ASSERT_THAT(ids, IsOk());
   EXPECT_EQ(ids->size(), text.size() / 64);
-  EXPECT_LT(seconds.count(), 30.0);
-  RecordProperty("seconds", std::to_string(seconds.count()));
+  EXPECT_LT(seconds, 30.0);
+  RecordProperty("seconds", std::to_string(seconds));
 }
 
 // Quadratic work on a megabyte would run into the test's time limit.
