@@ -105,6 +105,22 @@ uint32_t Milliseconds(absl::Duration duration) {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, UINT32_MAX));
 }
 
+// Asks a decode node for a sequence of which it is to take so many tokens. The prefixes that it may
+// hold already are the caller's to add.
+proto::Reserve ReserveOf(const SequenceRequest& request, uint64_t wire_id, int64_t tokens,
+                         absl::Duration lease) {
+  proto::Reserve reserve;
+  reserve.set_sequence(wire_id);
+  reserve.set_prompt_tokens(static_cast<int32_t>(tokens));
+  reserve.set_max_new_tokens(static_cast<int32_t>(TotalTokens(request) - tokens));
+  reserve.set_lease_ms(Milliseconds(lease));
+  reserve.set_policy(request.sampling.policy());
+  reserve.set_priority(request.priority);
+  reserve.set_tenant(request.tenant);
+  *reserve.mutable_names() = request.names;
+  return reserve;
+}
+
 }  // namespace
 
 ClusterService::Entry::Entry(SequenceRequest request, const SequenceSession::Options& options,
@@ -318,19 +334,12 @@ bool ClusterService::TryMove(SequenceId id, Entry& entry, const Member& from) {
   const uint64_t wire_id = draw_id_();
   proto::Envelope envelope;
   proto::Reserve& reserve = *envelope.mutable_reserve();
-  reserve.set_sequence(wire_id);
-  reserve.set_prompt_tokens(static_cast<int32_t>(tokens));
-  reserve.set_max_new_tokens(static_cast<int32_t>(TotalTokens(request) - tokens));
-  reserve.set_lease_ms(Milliseconds(options_.grant_lease));
+  reserve = ReserveOf(request, wire_id, tokens, options_.grant_lease);
   // What else was touched by lossy plans than its own KV has other bits.
   if (Exact(request, from) && entry.classes.has_value() &&
       entry.classes->prefill == entry.classes->decode) {
     reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
   }
-  reserve.set_policy(request.sampling.policy());
-  reserve.set_priority(request.priority);
-  reserve.set_tenant(request.tenant);
-  *reserve.mutable_names() = request.names;
   if (!nodes_.Send(*to, std::move(envelope)).ok()) {
     resting_.insert(*to);
     return false;
@@ -710,21 +719,13 @@ bool ClusterService::TryDispatch(SequenceId id, Entry& entry, bool& can_wait) {
     const uint64_t wire_id = draw_id_();
     proto::Envelope envelope;
     proto::Reserve& reserve = *envelope.mutable_reserve();
-    reserve.set_sequence(wire_id);
-    reserve.set_prompt_tokens(static_cast<int32_t>(session.known_tokens()));
-    reserve.set_max_new_tokens(request.sampling.max_new_tokens() -
-                               static_cast<int32_t>(session.given().size()));
-    reserve.set_lease_ms(Milliseconds(options_.grant_lease));
+    reserve = ReserveOf(request, wire_id, session.known_tokens(), options_.grant_lease);
     const bool exact = Exact(request, *nodes_.nodes().Find(*node));
     // Of another class than the prompt's, what decode holds could not be used.
     const bool unlike = exact && home->prefill_class != home->decode_class;
     if (session.share_prefix() && !unlike) {
       reserve.mutable_prefix_hashes()->Add(entry.prefix.begin(), entry.prefix.end());
     }
-    reserve.set_policy(request.sampling.policy());
-    reserve.set_priority(request.priority);
-    reserve.set_tenant(request.tenant);
-    *reserve.mutable_names() = request.names;
     if (!nodes_.Send(*node, std::move(envelope)).ok()) {
       resting_.insert(*node);
       continue;
