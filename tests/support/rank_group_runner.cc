@@ -2,29 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/collective/rank_threads.h"
 #include "common/collective/thread_communicator.h"
 
 namespace lynx::testing {
-namespace {
-
-absl::Status OnEachRank(size_t ranks, const std::function<absl::Status(size_t rank)>& body) {
-  std::vector<absl::Status> statuses(ranks);
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (absl::Status& status : statuses) LYNX_RETURN_IF_ERROR(std::move(status));
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<RankGroupRunner>> RankGroupRunner::Load(
     model::RunnerOptions options) {
@@ -32,18 +17,19 @@ absl::StatusOr<std::unique_ptr<RankGroupRunner>> RankGroupRunner::Load(
   runner->group_ =
       collective::ThreadCommunicator::MakeGroup(options.layout.world(), absl::Seconds(60));
   runner->ranks_.resize(runner->group_.size());
-  LYNX_RETURN_IF_ERROR(OnEachRank(runner->group_.size(), [&](size_t rank) -> absl::Status {
-    model::RunnerOptions own = options;
-    own.ranks = runner->group_[rank].get();
-    LYNX_ASSIGN_OR_RETURN(runner->ranks_[rank], model::ModelRunner::Load(own));
-    return absl::OkStatus();
-  }));
+  LYNX_RETURN_IF_ERROR(
+      collective::OnEachRank(runner->group_.size(), [&](size_t rank) -> absl::Status {
+        model::RunnerOptions own = options;
+        own.ranks = runner->group_[rank].get();
+        LYNX_ASSIGN_OR_RETURN(runner->ranks_[rank], model::ModelRunner::Load(own));
+        return absl::OkStatus();
+      }));
   return runner;
 }
 
 absl::Status RankGroupRunner::Step(std::span<const model::SequenceRows> batch,
                                    model::StepObserver* observer) {
-  LYNX_RETURN_IF_ERROR(OnEachRank(ranks_.size(), [&](size_t rank) {
+  LYNX_RETURN_IF_ERROR(collective::OnEachRank(ranks_.size(), [&](size_t rank) {
     return ranks_[rank]->Step(batch, rank == 0 ? observer : nullptr);
   }));
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {

@@ -10,7 +10,6 @@
 #include <random>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "common/base/status_macros.h"
 #include "common/collective/gloo_communicator.h"
 #include "common/collective/memory_rendezvous.h"
+#include "common/collective/rank_threads.h"
 #include "common/config/flag_set.h"
 #include "common/kv/block_pool.h"
 #include "common/model/memory_need.h"
@@ -71,17 +71,6 @@ std::vector<Form> FormsOf(int32_t ranks) {
           {"all-to-all", {.tp = 1, .dp = ranks, .ep = ranks}}};
 }
 
-absl::Status OnEachRank(size_t ranks, const std::function<absl::Status(size_t rank)>& body) {
-  std::vector<absl::Status> statuses(ranks);
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (absl::Status& status : statuses) LYNX_RETURN_IF_ERROR(std::move(status));
-  return absl::OkStatus();
-}
-
 struct TimedStep {
   double ms = 0;
   double collective_share = 0;  // Of it in collectives, waiting for others included; of all ranks.
@@ -129,7 +118,7 @@ class RankNode {
     const auto ranks = static_cast<size_t>(form.layout.world());
     std::unique_ptr<RankNode> node(new RankNode(form, config.context, ranks));
     collective::MemoryRendezvous rendezvous;
-    const absl::Status started = OnEachRank(ranks, [&](size_t index) -> absl::Status {
+    const absl::Status started = collective::OnEachRank(ranks, [&](size_t index) -> absl::Status {
       Rank& rank = node->ranks_[index];
       LYNX_ASSIGN_OR_RETURN(rank.group,
                             collective::GlooCommunicator::Connect({.rank = static_cast<int>(index),
@@ -213,7 +202,7 @@ class RankNode {
     std::vector<std::chrono::steady_clock::time_point> began(ranks_.size());
     std::vector<std::chrono::steady_clock::time_point> ended(ranks_.size());
     std::barrier start(static_cast<std::ptrdiff_t>(ranks_.size()));
-    const absl::Status done = OnEachRank(ranks_.size(), [&](size_t index) {
+    const absl::Status done = collective::OnEachRank(ranks_.size(), [&](size_t index) {
       Rank& rank = ranks_[index];
       start.arrive_and_wait();
       began[index] = std::chrono::steady_clock::now();
